@@ -1,0 +1,1 @@
+"""Config, model, trainer, checkpoints, and the devices they run on."""

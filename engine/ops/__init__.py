@@ -1,0 +1,1 @@
+"""One file per operation: shapes checked, kernel and grid chosen, launch recorded."""

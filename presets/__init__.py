@@ -1,0 +1,1 @@
+"""The presets: TOML files read by `ptxtrain.engine.config`."""

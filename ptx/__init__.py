@@ -1,0 +1,1 @@
+"""Kernels as text: hand-written PTX templates with their Specs, the renderer, and naive CUDA C references."""

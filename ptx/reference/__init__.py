@@ -1,0 +1,1 @@
+"""Naive CUDA C references, compiled by NVRTC."""
