@@ -34,7 +34,7 @@ class Buffer:
 
     def view(self, offset: int, nbytes: int) -> Buffer:
         """The bytes [offset, offset + nbytes) of this buffer."""
-        assert 0 <= offset and nbytes >= 0 and offset + nbytes <= self.nbytes, (offset, nbytes, self.nbytes)
+        assert offset >= 0 and nbytes >= 0 and offset + nbytes <= self.nbytes, (offset, nbytes, self.nbytes)
         return Buffer(self.ptr + offset, nbytes, self.owner)
 
 
