@@ -1,0 +1,47 @@
+"""The learning rate and AdamW's bias corrections: pure functions of the step, in float64 `math`.
+
+Steps count from 1: step t is the t-th update, and `lr(steps)` is the schedule's last value. Python's `math` is used
+because NumPy's transcendentals change bits with the SIMD level of the machine.
+"""
+
+from __future__ import annotations
+
+import math
+
+from ptxtrain.engine.config import OptimizerConfig
+
+
+def lr(step: int, optimizer: OptimizerConfig, steps: int) -> float:
+    """The learning rate of update `step` (1, 2, …) in a run of `steps` updates.
+
+    Warm-up rises as lr * step / warmup_steps up to step warmup_steps. Then, with x going from 0 at the warm-up's end to 1
+    at `steps`, and r = min_lr_ratio:
+        cosine    lr * (r + (1 - r) * (1 + cos(pi * x)) / 2)
+        linear    lr * (1 - (1 - r) * x)
+        constant  lr
+        wsd       lr, then linearly down to lr * r over the last decay_ratio of all steps
+    Past `steps` it stays at its last value.
+    """
+    peak, warmup, ratio = optimizer.lr, optimizer.warmup_steps, optimizer.min_lr_ratio
+    if step < 1:
+        raise ValueError(f"steps count from 1, not {step}")
+    if step <= warmup:
+        return peak * step / warmup
+    if optimizer.schedule == "constant":
+        return peak
+    start = warmup
+    if optimizer.schedule == "wsd":
+        start = max(warmup, steps - round(optimizer.decay_ratio * steps))
+        if step <= start:
+            return peak
+    x = 1.0 if step >= steps else (step - start) / (steps - start)
+    if optimizer.schedule == "cosine":
+        return peak * (ratio + (1.0 - ratio) * 0.5 * (1.0 + math.cos(math.pi * x)))
+    return peak * (1.0 - (1.0 - ratio) * x)
+
+
+def bias_corrections(step: int, optimizer: OptimizerConfig) -> tuple[float, float]:
+    """(1 - beta1^step, 1 - beta2^step) of AdamW's update `step` (1, 2, …)."""
+    if step < 1:
+        raise ValueError(f"steps count from 1, not {step}")
+    return 1.0 - math.pow(optimizer.beta1, step), 1.0 - math.pow(optimizer.beta2, step)
