@@ -333,7 +333,7 @@ def _check(dotted: str, kind: type, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str):
             raise PtxtrainError(f"{where}: {dotted} must be text in quotes; got {value!r}.")
-        if isinstance(limit, tuple) and value not in limit:
+        if limit is not None and not isinstance(limit, Range) and value not in limit:
             words = ", ".join(limit)
             raise PtxtrainError(f"{where}: {dotted} = {value!r} must be one of {words}.{_suggest(value, limit)}")
         return value
