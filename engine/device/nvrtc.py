@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import importlib
 import importlib.util
 import re
 import sys
@@ -198,12 +199,11 @@ def _include(cuda: int) -> Path | None:
         if (folder / "cuda_bf16.h").is_file():
             return folder
     try:
-        from cuda.pathfinder import find_nvidia_header_directory
-    except ImportError:  # CuPy 13 does not bring it
-        return None
-    try:
-        found = find_nvidia_header_directory("cudart")
-    except Exception:  # a broken toolkit is as good as none; the compiler's own error will name the header
+        pathfinder = importlib.import_module("cuda.pathfinder")
+        found = pathfinder.find_nvidia_header_directory("cudart")
+    except (
+        Exception
+    ):  # CuPy 13 does not bring it; and a broken toolkit is as good as none: the compiler names the header
         return None
     return Path(found) if found and (Path(found) / "cuda_bf16.h").is_file() else None
 
