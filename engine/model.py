@@ -1,0 +1,468 @@
+"""The model: a pre-norm decoder with grouped-query attention, SwiGLU and a tied embedding, as lists of kernel launches.
+
+All memory is taken when the model is made. The residual stream and its gradient stay f32; what lies between is f32 in
+the `f32` way and bf16 in the `bf16` way. Gradients accumulate (+=) for parameters and are overwritten (=) for
+activations. Each row of an activation is a function of its own sequence, and each gradient of a weight takes the rows
+in order, starting at the sum so far: so the bits of both are the same whatever the number of sequences in a
+micro-batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ptxtrain.engine.config import ModelConfig
+from ptxtrain.engine.device.base import Buffer, Device
+from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.ops import attention, cast, cross_entropy, embedding, loss_sum, matmul, rmsnorm, rope, swiglu
+from ptxtrain.engine.parameters import Flat, Tensor, parameter_count, parameter_table
+
+__all__ = ["Flat", "Gradient", "Model", "Tensor", "Weights", "activation_bytes", "parameter_count", "parameter_table"]
+
+WAYS = {"f32": 4, "bf16": 2}  # way -> bytes of an activation
+LOGITS_CAP = 256 << 20  # bytes: the head runs in chunks of whole sequences whose logits stay below it
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What the kernels read: f32 for the embedding's gather and the norms; in the way's own dtype for the matmuls."""
+
+    f32: Flat
+    matrices: Flat  # the same buffer as `f32`, or the bf16 copies
+
+
+@dataclass(frozen=True, slots=True)
+class Gradient:
+    """What a backward pass adds to, all f32 and zeroed by the caller."""
+
+    flat: Flat  # [parameters]
+    gather: Buffer  # [V, D] the embedding gradient through the gather; joins flat["embedding"] at the leaf's end
+    loss: Buffer  # [1] sum of the losses
+
+
+def head_sequences(cfg: ModelConfig, micro_batch: int, itemsize: int) -> int:
+    """How many sequences the head takes at a time."""
+    return max(1, min(micro_batch, LOGITS_CAP // (cfg.context * cfg.vocab_size * itemsize)))
+
+
+def activation_bytes(
+    cfg: ModelConfig,
+    micro_batch: int,
+    way: str,
+    *,
+    backward: bool,
+) -> dict[str, int]:
+    """Every buffer of a model but its weights, by name, in bytes. `layers.{i}.…` repeat; without `backward` they are shared."""
+    item, rows, width = WAYS[way], micro_batch * cfg.context, cfg.width
+    heads_width = cfg.heads * cfg.head_dim
+    qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
+    sizes = {
+        "tokens": rows * 4,
+        "targets": rows * 4,
+        "cos": cfg.context * (cfg.head_dim // 2) * 4,
+        "sin": cfg.context * (cfg.head_dim // 2) * 4,
+        "x": rows * width * 4,  # the residual stream as it enters the final norm
+        "rstd": rows * 4,
+        "final": rows * width * item,
+        "logits": head_sequences(cfg, micro_batch, item) * cfg.context * cfg.vocab_size * item,
+        "lse": rows * 4,
+        "loss": rows * 4,
+        "scratch": attention.scratch_bytes(batch=micro_batch, context=cfg.context, heads=cfg.heads),
+    }
+    for i in range(cfg.layers if backward else 1):
+        layer = {
+            "x": rows * width * 4,
+            "rstd_1": rows * 4,
+            "normed_1": rows * width * item,
+            "qkv": rows * qkv_width * item,
+            "attention": rows * heads_width * item,
+            "attention_lse": rows * cfg.heads * 4,
+            "middle": rows * width * 4,  # the residual stream between attention and MLP
+            "rstd_2": rows * 4,
+            "normed_2": rows * width * item,
+            "gate_up": rows * 2 * cfg.mlp_width * item,
+            "mlp": rows * cfg.mlp_width * item,
+        }
+        sizes |= {f"layers.{i}.{name}": size for name, size in layer.items()}
+    if backward:
+        sizes |= {
+            "order": rows * 4,
+            "starts": (cfg.vocab_size + 1) * 4,
+            "norm_partial": rmsnorm.parts(rows, cfg.context) * width * 4,
+            "d_x": rows * width * 4,  # gradient of the residual stream
+            "d_branch": rows * width * item,  # the same as the matmuls read it, rounded to bf16 in that way
+            "d_normed": rows * width * item,
+            "d_qkv": rows * qkv_width * item,
+            "d_attention": rows * heads_width * item,
+            "d_gate_up": rows * 2 * cfg.mlp_width * item,
+            "d_mlp": rows * cfg.mlp_width * item,
+        }
+        if way == "f32":
+            del sizes["d_branch"]  # the residual gradient itself
+    return sizes
+
+
+class Model:
+    """One micro-batch's activations and the launches over them.
+
+    `record_…` put launches on a Recorder; the caller makes plans of them. Inputs lie in the buffers "tokens" and
+    "targets" (i32 [B, T], a target below 0 is ignored), and for the backward "order" (i32 [N]) and "starts" (i32 [V +
+    1]): the rows sorted by token, stable.
+    """
+
+    def __init__(
+        self,
+        cfg: ModelConfig,
+        device: Device,
+        weights: Weights,
+        *,
+        micro_batch: int,
+        way: str,
+        backward: bool = True,
+    ) -> None:
+        """Take the memory. `backward=False`: for inference, one layer's buffers serve all.
+
+        Raises:
+            PtxtrainError: the way is unknown.
+        """
+        if way not in WAYS:
+            raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")
+        self.cfg, self.weights, self.micro_batch, self.way = cfg, weights, micro_batch, way
+        self.rows = micro_batch * cfg.context
+        sizes = activation_bytes(cfg, micro_batch, way, backward=backward)
+        self.buffers: dict[str, Buffer] = {name: device.alloc(size) for name, size in sizes.items()}
+        cos, sin = rope.tables(cfg.context, cfg.head_dim, cfg.rope_base)
+        device.upload(self.buffers["cos"], cos)
+        device.upload(self.buffers["sin"], sin)
+        device.synchronize()
+        self._backward = backward
+
+    def __getitem__(self, name: str) -> Buffer:
+        return self.buffers[name]
+
+    def _layer(self, i: int) -> Callable[[str], Buffer]:
+        prefix = f"layers.{i if self._backward else 0}."
+        return lambda name: self.buffers[prefix + name]
+
+    def _after(self, i: int) -> Buffer:
+        """The residual stream that layer i leaves. Without backward there is one, which the layers overwrite in turn."""
+        if i + 1 == self.cfg.layers:
+            return self["x"]
+        return self._layer(i + 1)("x")
+
+    def record_forward(self, rec: Recorder) -> None:
+        """tokens -> "final" [N, D], the normed output of the last layer."""
+        cfg, rows, way, f32 = self.cfg, self.rows, self.way, self.weights.f32
+        embedding.forward(
+            rec,
+            self._layer(0)("x"),
+            self["tokens"],
+            f32["embedding"],
+            rows=rows,
+            width=cfg.width,
+            vocab=cfg.vocab_size,
+        )
+        for i in range(cfg.layers):
+            self._record_attention_forward(rec, i)
+            self._record_mlp_forward(rec, i)
+        rmsnorm.forward(
+            rec,
+            self["final"],
+            self["rstd"],
+            self["x"],
+            f32["final_norm"],
+            rows=rows,
+            width=cfg.width,
+            eps=cfg.norm_eps,
+            dtype=way,
+        )
+
+    def _record_attention_forward(self, rec: Recorder, i: int) -> None:
+        """middle = x + attention(rope(norm(x) Wqkv)) Wout"""
+        cfg, rows, way, at = self.cfg, self.rows, self.way, self._layer(i)
+        heads_width = cfg.heads * cfg.head_dim
+        qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
+        rmsnorm.forward(
+            rec,
+            at("normed_1"),
+            at("rstd_1"),
+            at("x"),
+            self.weights.f32[f"layers.{i}.attention_norm"],
+            rows=rows,
+            width=cfg.width,
+            eps=cfg.norm_eps,
+            dtype=way,
+        )
+        self._matmul(rec, at("qkv"), at("normed_1"), f"layers.{i}.qkv", m=rows, n=qkv_width, k=cfg.width, layout="nn")
+        self._rope(rec, at("qkv"))
+        attention.forward(
+            rec,
+            at("attention"),
+            at("attention_lse"),
+            at("qkv"),
+            self["scratch"],
+            batch=self.micro_batch,
+            context=cfg.context,
+            heads=cfg.heads,
+            kv_heads=cfg.kv_heads,
+            head_dim=cfg.head_dim,
+            dtype=way,
+        )
+        self._matmul(
+            rec,
+            at("middle"),
+            at("attention"),
+            f"layers.{i}.attention_out",
+            m=rows,
+            n=cfg.width,
+            k=heads_width,
+            layout="nn",
+            residual=at("x"),
+        )
+
+    def _record_mlp_forward(self, rec: Recorder, i: int) -> None:
+        """next x = middle + swiglu(norm(middle) Wgate_up) Wdown"""
+        cfg, rows, way, at = self.cfg, self.rows, self.way, self._layer(i)
+        rmsnorm.forward(
+            rec,
+            at("normed_2"),
+            at("rstd_2"),
+            at("middle"),
+            self.weights.f32[f"layers.{i}.mlp_norm"],
+            rows=rows,
+            width=cfg.width,
+            eps=cfg.norm_eps,
+            dtype=way,
+        )
+        self._matmul(
+            rec,
+            at("gate_up"),
+            at("normed_2"),
+            f"layers.{i}.gate_up",
+            m=rows,
+            n=2 * cfg.mlp_width,
+            k=cfg.width,
+            layout="nn",
+        )
+        swiglu.forward(rec, at("mlp"), at("gate_up"), rows=rows, width=cfg.mlp_width, dtype=way)
+        self._matmul(
+            rec,
+            self._after(i),
+            at("mlp"),
+            f"layers.{i}.mlp_down",
+            m=rows,
+            n=cfg.width,
+            k=cfg.mlp_width,
+            layout="nn",
+            residual=at("middle"),
+        )
+
+    def record_head(
+        self,
+        rec: Recorder,
+        loss: Buffer,  # [1] f32, starts at what it holds
+        gradient: Gradient | None = None,
+        scalars: Buffer | None = None,  # with `gradient`: scalars[GRAD_SCALE] multiplies the logits' gradient
+    ) -> None:
+        """final, targets -> the loss of each row and their sum; with `gradient` also "d_normed", the gradient of final,
+        and the output layer's part of the embedding's gradient. In chunks of whole sequences, which changes no bits."""
+        cfg, way, item = self.cfg, self.way, WAYS[self.way]
+        step = head_sequences(cfg, self.micro_batch, item)
+        for first in range(0, self.micro_batch, step):
+            rows = min(step, self.micro_batch - first) * cfg.context
+            start = first * cfg.context
+
+            def part(name: str, per_row: int, start: int = start, rows: int = rows) -> Buffer:
+                return self[name].view(start * per_row, rows * per_row)
+
+            final, targets, lse = part("final", cfg.width * item), part("targets", 4), part("lse", 4)
+            logits = self["logits"].view(0, rows * cfg.vocab_size * item)
+            self._matmul(rec, logits, final, "embedding", m=rows, n=cfg.vocab_size, k=cfg.width, layout="nt")
+            cross_entropy.forward(
+                rec, part("loss", 4), lse, logits, targets, rows=rows, vocab=cfg.vocab_size, dtype=way
+            )
+            if gradient is None:
+                continue
+            assert scalars is not None
+            cross_entropy.backward(rec, logits, lse, targets, scalars, rows=rows, vocab=cfg.vocab_size, dtype=way)
+            self._weight_gradient(rec, gradient, "embedding", logits, final, m=cfg.vocab_size, n=cfg.width, rows=rows)
+            d_final = part("d_normed", cfg.width * item)
+            self._matmul(rec, d_final, logits, "embedding", m=rows, n=cfg.width, k=cfg.vocab_size, layout="nn")
+        loss_sum.accumulate(rec, loss, self["loss"], sequences=self.micro_batch, context=cfg.context)
+
+    def record_backward(self, rec: Recorder, gradient: Gradient) -> None:
+        """From "d_normed", which `record_head` leaves, through every layer to the embedding."""
+        cfg = self.cfg
+        self._norm_backward(rec, gradient, "final_norm", self["x"], self["rstd"], accumulate=False)
+        for i in reversed(range(cfg.layers)):
+            self._record_mlp_backward(rec, gradient, i)
+            self._record_attention_backward(rec, gradient, i)
+        embedding.backward(
+            rec,
+            gradient.gather,
+            self["d_x"],
+            self["order"],
+            self["starts"],
+            rows=self.rows,
+            width=cfg.width,
+            vocab=cfg.vocab_size,
+        )
+
+    def _record_mlp_backward(self, rec: Recorder, gradient: Gradient, i: int) -> None:
+        cfg, rows, way, at, name = self.cfg, self.rows, self.way, self._layer(i), f"layers.{i}."
+        width, mlp = cfg.width, cfg.mlp_width
+        d_branch = self._branch_gradient(rec)
+        self._weight_gradient(rec, gradient, name + "mlp_down", at("mlp"), d_branch, m=mlp, n=width, rows=rows)
+        self._matmul(rec, self["d_mlp"], d_branch, name + "mlp_down", m=rows, n=mlp, k=width, layout="nt")
+        swiglu.backward(rec, self["d_gate_up"], self["d_mlp"], at("gate_up"), rows=rows, width=mlp, dtype=way)
+        d_gate_up = self["d_gate_up"]
+        self._weight_gradient(rec, gradient, name + "gate_up", at("normed_2"), d_gate_up, m=width, n=2 * mlp, rows=rows)
+        self._matmul(rec, self["d_normed"], d_gate_up, name + "gate_up", m=rows, n=width, k=2 * mlp, layout="nt")
+        self._norm_backward(rec, gradient, name + "mlp_norm", at("middle"), at("rstd_2"), accumulate=True)
+
+    def _record_attention_backward(self, rec: Recorder, gradient: Gradient, i: int) -> None:
+        cfg, rows, way, at, name = self.cfg, self.rows, self.way, self._layer(i), f"layers.{i}."
+        width, heads_width = cfg.width, cfg.heads * cfg.head_dim
+        qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
+        d_branch, d_qkv = self._branch_gradient(rec), self["d_qkv"]
+        self._weight_gradient(
+            rec, gradient, name + "attention_out", at("attention"), d_branch, m=heads_width, n=width, rows=rows
+        )
+        self._matmul(
+            rec,
+            self["d_attention"],
+            d_branch,
+            name + "attention_out",
+            m=rows,
+            n=heads_width,
+            k=width,
+            layout="nt",
+        )
+        attention.backward(
+            rec,
+            d_qkv,
+            self["d_attention"],
+            at("attention"),
+            at("attention_lse"),
+            at("qkv"),
+            self["scratch"],
+            batch=self.micro_batch,
+            context=cfg.context,
+            heads=cfg.heads,
+            kv_heads=cfg.kv_heads,
+            head_dim=cfg.head_dim,
+            dtype=way,
+        )
+        self._rope(rec, d_qkv, inverse=True)
+        self._weight_gradient(rec, gradient, name + "qkv", at("normed_1"), d_qkv, m=width, n=qkv_width, rows=rows)
+        self._matmul(rec, self["d_normed"], d_qkv, name + "qkv", m=rows, n=width, k=qkv_width, layout="nt")
+        self._norm_backward(rec, gradient, name + "attention_norm", at("x"), at("rstd_1"), accumulate=True)
+
+    def _branch_gradient(self, rec: Recorder) -> Buffer:
+        """The residual gradient as a matmul's operand: itself, or rounded to bf16."""
+        if self.way == "f32":
+            return self["d_x"]
+        cast.to_bf16(rec, self["d_branch"], self["d_x"], count=self.rows * self.cfg.width)
+        return self["d_branch"]
+
+    def _norm_backward(
+        self,
+        rec: Recorder,
+        gradient: Gradient,
+        weight: str,
+        x: Buffer,
+        rstd: Buffer,
+        *,
+        accumulate: bool,
+    ) -> None:
+        """ "d_normed" -> "d_x" (+= or =) and the gradient of the norm's weight."""
+        cfg, rows = self.cfg, self.rows
+        rmsnorm.backward(
+            rec,
+            self["d_x"],
+            self["norm_partial"],
+            self["d_normed"],
+            x,
+            self.weights.f32[weight],
+            rstd,
+            rows=rows,
+            width=cfg.width,
+            context=cfg.context,
+            dtype=self.way,
+            accumulate=accumulate,
+        )
+        parts = rmsnorm.parts(rows, cfg.context)
+        rmsnorm.weight_gradient(rec, gradient.flat[weight], self["norm_partial"], parts=parts, width=cfg.width)
+
+    def _matmul(
+        self,
+        rec: Recorder,
+        out: Buffer,
+        a: Buffer,
+        weight: str,
+        *,
+        m: int,
+        n: int,
+        k: int,
+        layout: str,
+        residual: Buffer | None = None,
+    ) -> None:
+        """out = a @ weight, with its rows or columns summed over; in the way's dtype, or f32 where a residual is added."""
+        matmul.run(
+            rec,
+            out,
+            a,
+            self.weights.matrices[weight],
+            m=m,
+            n=n,
+            k=k,
+            layout=layout,
+            dtype=self.way,
+            out_dtype=self.way if residual is None else "f32",
+            residual=residual,
+        )
+
+    def _weight_gradient(
+        self,
+        rec: Recorder,
+        gradient: Gradient,
+        weight: str,
+        a: Buffer,
+        b: Buffer,
+        *,
+        m: int,
+        n: int,
+        rows: int,
+    ) -> None:
+        """gradient[weight] [m, n] goes on with a[row, :]^T b[row, :] of each row in order."""
+        matmul.run(
+            rec,
+            gradient.flat[weight],
+            a,
+            b,
+            m=m,
+            n=n,
+            k=rows,
+            layout="tn",
+            dtype=self.way,
+            out_dtype="f32",
+            accumulate=True,
+        )
+
+    def _rope(self, rec: Recorder, qkv: Buffer, *, inverse: bool = False) -> None:
+        cfg = self.cfg
+        rope.apply(
+            rec,
+            qkv,
+            self["cos"],
+            self["sin"],
+            rows=self.rows,
+            context=cfg.context,
+            heads=cfg.heads,
+            kv_heads=cfg.kv_heads,
+            head_dim=cfg.head_dim,
+            dtype=self.way,
+            inverse=inverse,
+        )

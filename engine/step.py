@@ -1,0 +1,457 @@
+"""One training step: micro-batches forward and backward, the tree of leaves, the gradient norm and AdamW.
+
+A step's S sequences fall into leaves. A leaf's gradient starts at zero and takes its rows in order, whatever the
+micro-batches they come in. Leaves are then added as a balanced binary tree of neighbours, ((0 + 1) + (2 + 3)) + ((4 +
+5) + (6 + 7)): a leaf is computed on top of a stack of log2(leaves) + 1 flat gradients, and is added down whenever a
+pair is complete. The loss lies behind the gradient in the same buffer, so it goes along the same tree.
+
+Everything is queued. `StepResult.wait` is the only thing that waits in a training loop, best one step late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxtrain.engine import init
+from ptxtrain.engine.config import BatchConfig, Config
+from ptxtrain.engine.device.base import Array, Device, Event, Plan
+from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.init import F32
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.model import WAYS, Gradient, Model, Weights, activation_bytes
+from ptxtrain.engine.ops import adamw, add, cast, gradnorm, matmul, scalars
+from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
+
+I32 = npt.NDArray[np.int32]
+
+_AHEAD = 2  # steps whose host buffers are apart: one may run while the next is queued
+
+
+def tree_depth(leaves: int) -> int:
+    """The flat gradients that are alive at once: log2(leaves) + 1."""
+    return leaves.bit_length()
+
+
+def merges_after(leaf: int) -> int:
+    """How many pairs are complete when this leaf is: one for each 1 at the low end of its number in binary."""
+    return (leaf ^ (leaf + 1)).bit_length() - 1
+
+
+def check_batch(batch: BatchConfig, micro_batch: int) -> None:
+    """Hold a split against the rules.
+
+    Raises: PtxtrainError: the leaves are no power of two or do not divide the sequences, or the micro-batch does not
+        divide a leaf.
+    """
+    sequences, leaves = batch.sequences, batch.leaves
+    if leaves < 1 or leaves & (leaves - 1):
+        raise PtxtrainError(f"batch.leaves is {leaves}; it must be a power of two")
+    if sequences < 1 or sequences % leaves:
+        raise PtxtrainError(f"batch.sequences is {sequences}; it must be a multiple of batch.leaves ({leaves})")
+    if micro_batch < 1 or (sequences // leaves) % micro_batch:
+        raise PtxtrainError(
+            f"a micro-batch of {micro_batch} sequences does not divide a leaf of {sequences // leaves} "
+            f"({sequences} sequences in {leaves} leaves); choose a divisor of {sequences // leaves}"
+        )
+
+
+def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dict[str, int]:
+    """The device memory that a `TrainStep` takes, in bytes by kind, before it is made.
+
+    Raises:
+        PtxtrainError: the way is unknown or the batch cannot be split so.
+    """
+    micro_batch = micro_batch or config.batch.micro_batch
+    check_batch(config.batch, micro_batch)
+    if way not in WAYS:
+        raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")
+    table = parameter_table(config.model)
+    count = parameter_count(table)
+    activations = activation_bytes(config.model, micro_batch, way, backward=True)
+    scratch = activations.pop("scratch") + activations.pop("logits")
+    return {
+        "weights": 4 * count,
+        "weight copies": 2 * matrix_count(table) if way == "bf16" else 0,
+        "optimizer": 8 * count,
+        "gradients": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
+        "activations": sum(activations.values()),
+        "scratch": scratch,
+        "small": 4 * (scalars.COUNT + gradnorm.parts(count) + 1),
+    }
+
+
+class StepResult:
+    """A step's loss and gradient norm, on their way back from the device."""
+
+    def __init__(self, event: Event, host: F32, targets: int) -> None:
+        self._event, self._host, self._targets = event, host, targets
+        self._values: tuple[float, float] | None = None
+
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._values is not None or self._event.done()
+
+    def wait(self) -> tuple[float, float]:
+        """The mean loss in nats per target and the global gradient norm before clipping.
+
+        Raises:
+            DeviceError: something that was queued failed.
+        """
+        if self._values is None:
+            self._event.wait()
+            total, norm = float(self._host[scalars.COUNT]), float(self._host[scalars.GRAD_NORM])
+            self._values = (total / self._targets, norm)
+        return self._values
+
+
+class _Staging:
+    """Pinned host memory for one step: what goes up and what comes back."""
+
+    def __init__(self, device: Device, micro_batches: int, rows: int, vocab: int) -> None:
+        def pinned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
+            return device.pinned(4 * int(np.prod(shape))).view(dtype).reshape(shape)
+
+        self.tokens: I32 = pinned((micro_batches, rows), np.int32)
+        self.targets: I32 = pinned((micro_batches, rows), np.int32)
+        self.order: I32 = pinned((micro_batches, rows), np.int32)
+        self.starts: I32 = pinned((micro_batches, vocab + 1), np.int32)
+        self.scalars: F32 = pinned((scalars.COUNT,), np.float32)
+        self.back: F32 = pinned((scalars.COUNT + 1,), np.float32)  # the scalars, then the sum of the losses
+        self.result: StepResult | None = None
+
+
+class TrainStep:
+    """Weights, AdamW's state and the plans of a step. See the module's text and each method.
+
+    A step is `begin`, `micro_batch` 0 … S/B - 1, `finish`. Host arrays that are passed in may be reused at once. After
+    `Device.interrupt` and `synchronize` a step that had not come to `finish` has changed nothing: `begin` starts it
+    over.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        device: Device,
+        *,
+        way: str | None = None,
+        micro_batch: int | None = None,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
+        """Take all memory and make the plans. `way` and `micro_batch` default to the config's.
+
+        `overrides` are kernel texts by stem that stand in for the shipped ones.
+
+        Raises:
+            PtxtrainError: an impossible batch split, an unknown way, or a shape that a kernel does not take.
+        """
+        self.config, self.device = config, device
+        self.way = way or config.train.way
+        self.micro_size = micro_batch or config.batch.micro_batch
+        self._memory = memory_plan(config, self.way, self.micro_size)
+        self._overrides = dict(overrides or {})
+        self.table = parameter_table(config.model)
+        self.count = parameter_count(self.table)
+        self.micro_batches = config.batch.sequences // self.micro_size
+        self._take_memory()
+        self.model = Model(config.model, device, self._weights, micro_batch=self.micro_size, way=self.way)
+        self._record()
+        self._staging = [
+            _Staging(device, self.micro_batches, self.model.rows, config.model.vocab_size) for _ in range(_AHEAD)
+        ]
+        self._turn = 0  # which staging
+        self._next: int | None = None  # the micro-batch that comes next; None between steps
+        self._targets = 0
+        self._inference: dict[int, _Inference] = {}
+
+    def _take_memory(self) -> None:
+        config, device, count = self.config, self.device, self.count
+        self.params, self.m, self.v = (device.alloc(4 * count) for _ in range(3))
+        f32 = Flat(self.params, self.table, 4)
+        self._matrices = matrix_count(self.table)
+        self._copies = device.alloc(2 * self._matrices) if self.way == "bf16" else None
+        self._weights = Weights(f32, f32 if self._copies is None else Flat(self._copies, self.table, 2))
+        gather = device.alloc(4 * config.model.vocab_size * config.model.width)
+        self._stack = []
+        for _ in range(tree_depth(config.batch.leaves)):
+            flat = device.alloc(4 * (count + 1))
+            self._stack.append(Gradient(Flat(flat, self.table, 4), gather, flat.view(4 * count, 4)))
+        self._scalars = device.alloc(4 * scalars.COUNT)
+        self._norm_partial = device.alloc(4 * gradnorm.parts(count))
+        self._validation_loss = device.alloc(4)
+        device.fill(self._scalars, 0)
+
+    def _record(self) -> None:
+        """Every plan: a micro-batch at each height of the stack, the end of each leaf, the update, validation."""
+        rec, model = Recorder(self.device, overrides=self._overrides), self.model
+        self._micro_plans: list[Plan] = []
+        for gradient in self._stack:
+            model.record_forward(rec)
+            model.record_head(rec, gradient.loss, gradient, self._scalars)
+            model.record_backward(rec, gradient)
+            self._micro_plans.append(rec.plan())
+        self._leaf_plans: list[Plan] = []
+        for leaf in range(self.config.batch.leaves):
+            self._record_leaf_end(rec, leaf)
+            self._leaf_plans.append(rec.plan())
+        model.record_forward(rec)
+        model.record_head(rec, self._validation_loss)
+        self._validation_plan = rec.plan()
+        self._record_update(rec)
+        self._update_plan = rec.plan()
+        self._copy_plan: Plan | None = None
+        if self._copies is not None:
+            cast.to_bf16(rec, self._copies, self.params, count=self._matrices)
+            self._copy_plan = rec.plan()
+
+    def _record_leaf_end(self, rec: Recorder, leaf: int) -> None:
+        """Join the embedding's two gradients, then add down each pair that this leaf completes."""
+        height = leaf.bit_count()
+        gradient = self._stack[height]
+        table = gradient.flat["embedding"]
+        add.into(rec, table, table, gradient.gather, count=self.config.model.vocab_size * self.config.model.width)
+        for _ in range(merges_after(leaf)):
+            upper, lower = self._stack[height].flat.buffer, self._stack[height - 1].flat.buffer
+            add.into(rec, lower, lower, upper, count=self.count + 1)
+            height -= 1
+
+    def _record_update(self, rec: Recorder) -> None:
+        """The norm of the whole gradient, then AdamW: matrices decay and leave bf16 copies, norm weights do neither."""
+        opt, gradient = self.config.optimizer, self._stack[0].flat.buffer
+        gradnorm.compute(rec, self._scalars, self._norm_partial, gradient, count=self.count, clip=opt.clip)
+        for first, count, decay, copy in (
+            (0, self._matrices, opt.weight_decay, self._copies),
+            (self._matrices, self.count - self._matrices, 0.0, None),
+        ):
+            params, m, v, grads = (
+                buffer.view(4 * first, 4 * count) for buffer in (self.params, self.m, self.v, gradient)
+            )
+            adamw.update(
+                rec,
+                params,
+                m,
+                v,
+                copy,
+                grads,
+                self._scalars,
+                count=count,
+                beta1=opt.beta1,
+                beta2=opt.beta2,
+                eps=opt.eps,
+                decay=decay,
+            )
+
+    # State in and out.
+
+    def initialise(self, seed: int) -> None:
+        """Fresh weights for this seed, m and v zero."""
+        zero = np.zeros(self.count, np.float32)
+        self.load(init.initial_weights(self.config.model, seed), zero, zero)
+
+    def load(
+        self,
+        params: F32,  # [parameters], as are m and v
+        m: F32,
+        v: F32,
+    ) -> None:
+        """Set the whole state. Waits."""
+        for buffer, values in ((self.params, params), (self.m, m), (self.v, v)):
+            assert values.dtype == np.float32 and values.shape == (self.count,), (values.dtype, values.shape)
+            self.device.upload(buffer, np.ascontiguousarray(values))
+        if self._copy_plan is not None:
+            self.device.run(self._copy_plan)
+        self.device.synchronize()
+
+    def snapshot(self) -> tuple[F32, F32, F32]:
+        """Copies of the parameters, m and v, each f32 [parameters]. Waits."""
+        out = tuple(np.empty(self.count, np.float32) for _ in range(3))
+        for values, buffer in zip(out, (self.params, self.m, self.v), strict=True):
+            self.device.download(values, buffer)
+        self.device.synchronize()
+        return out[0], out[1], out[2]
+
+    # A step.
+
+    def begin(self, targets: int) -> None:
+        """Start a step that has `targets` targets in all (those that are not ignored): gradients are scaled by 1 /
+        targets.
+
+        Raises:
+            PtxtrainError: there is no target.
+        """
+        if targets < 1:
+            raise PtxtrainError("a step has no target to learn from: every one is ignored; check the data")
+        if self._next is not None:
+            self.device.synchronize()  # a step was abandoned: its copies may still read this staging
+        staging = self._staging[self._turn]
+        if staging.result is not None:
+            staging.result.wait()  # keeps the values; from here on the memory is free
+        staging.scalars[scalars.GRAD_SCALE] = 1.0 / targets
+        self._upload_scalars(staging, scalars.GRAD_SCALE, 1)
+        self._targets, self._next = targets, 0
+
+    def micro_batch(
+        self,
+        index: int,  # 0 … S/B - 1, in order
+        tokens: I32,  # [B, T]
+        targets: I32,  # [B, T], below 0: ignored
+        order: I32,  # [N] rows sorted by token, stable
+        starts: I32,  # [V + 1] rows of token t are order[starts[t]:starts[t + 1]]
+    ) -> None:
+        """Queue one micro-batch forward and backward, and what ends with it: a leaf, pairs of the tree."""
+        assert index == self._next, (index, self._next)
+        device, staging, model = self.device, self._staging[self._turn], self.model
+        per_leaf = self.micro_batches // self.config.batch.leaves
+        leaf, within = divmod(index, per_leaf)
+        for name, host, values in (
+            ("tokens", staging.tokens, tokens),
+            ("targets", staging.targets, targets),
+            ("order", staging.order, order),
+            ("starts", staging.starts, starts),
+        ):
+            host[index] = values.reshape(-1)
+            device.upload(model[name], host[index])
+        height = leaf.bit_count()
+        if within == 0:
+            device.fill(self._stack[height].flat.buffer, 0)
+            device.fill(self._stack[height].gather, 0)
+        device.run(self._micro_plans[height])
+        if within == per_leaf - 1:
+            device.run(self._leaf_plans[leaf])
+        self._next = index + 1
+
+    def finish(
+        self,
+        step: int,  # from 1: AdamW's t
+        lr: float,
+    ) -> StepResult:
+        """Queue the gradient norm, the update and the copies back."""
+        assert self._next == self.micro_batches and step >= 1, (self._next, step)
+        device, staging, opt = self.device, self._staging[self._turn], self.config.optimizer
+        staging.scalars[scalars.LR] = lr
+        staging.scalars[scalars.BIAS1] = 1.0 - opt.beta1**step
+        staging.scalars[scalars.BIAS2] = 1.0 - opt.beta2**step
+        for which in (scalars.LR, scalars.BIAS1, scalars.BIAS2):
+            self._upload_scalars(staging, which, 1)
+        device.run(self._update_plan)
+        device.download(staging.back[: scalars.COUNT], self._scalars)
+        device.download(staging.back[scalars.COUNT :], self._stack[0].loss)
+        result = StepResult(device.record(), staging.back, self._targets)
+        staging.result = result
+        self._turn = (self._turn + 1) % _AHEAD
+        self._next = None
+        return result
+
+    def _upload_scalars(self, staging: _Staging, first: int, count: int) -> None:
+        self.device.upload(self._scalars.view(4 * first, 4 * count), staging.scalars[first : first + count])
+
+    def gradient(self) -> F32:
+        """The step's gradient once its last micro-batch is queued, f32 [parameters]. Waits."""
+        assert self._next == self.micro_batches
+        values: F32 = self.device.read(self._stack[0].flat.buffer, np.float32, (self.count,))
+        return values
+
+    # Forward only.
+
+    def evaluate(
+        self,
+        tokens: I32,  # [b, T], b <= B
+        targets: I32,  # [b, T]
+    ) -> tuple[float, int]:
+        """The sum of the losses in nats and the number of targets. Waits."""
+        self._forward(tokens, targets)
+        total = self.device.read(self._validation_loss, np.float32, (1,))
+        return float(total[0]), int(np.count_nonzero(targets >= 0))
+
+    def row_losses(
+        self,
+        tokens: I32,  # [b, T], b <= B
+        targets: I32,  # [b, T]
+    ) -> F32:
+        """The loss of each row, f32 [b, T], 0 where the target is ignored. Waits."""
+        self._forward(tokens, targets)
+        losses: F32 = self.device.read(self.model["loss"], np.float32, (self.micro_size, self.config.model.context))
+        return losses[: tokens.shape[0]]
+
+    def _forward(self, tokens: I32, targets: I32) -> None:
+        """Queue the validation plan over at most B sequences; those missing are made of ignored targets."""
+        assert tokens.shape == targets.shape and tokens.shape[1] == self.config.model.context, tokens.shape
+        sequences = tokens.shape[0]
+        assert 1 <= sequences <= self.micro_size, (sequences, self.micro_size)
+        shape = (self.micro_size, self.config.model.context)
+        all_tokens, all_targets = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+        all_tokens[:sequences], all_targets[:sequences] = tokens, targets
+        self.device.upload(self.model["tokens"], all_tokens)
+        self.device.upload(self.model["targets"], all_targets)
+        self.device.fill(self._validation_loss, 0)
+        self.device.run(self._validation_plan)
+        self.device.synchronize()  # the arrays above may go
+
+    def logits(
+        self,
+        tokens: I32,  # [1, t], 1 <= t <= T
+    ) -> F32:
+        """The logits that follow the last token, f32 [V]. Waits. The memory for it is taken on first use."""
+        length = tokens.shape[1]
+        context = self.config.model.context
+        assert tokens.shape[0] == 1 and 1 <= length <= context, tokens.shape
+        # A causal model's row depends on no later one, so a shorter context gives the same numbers for less work.
+        window = min(context, max(16, 1 << (length - 1).bit_length()))
+        if window not in self._inference:
+            self._inference[window] = _Inference(self, window)
+        return self._inference[window].logits(tokens)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of device memory by kind."""
+        return dict(self._memory)
+
+
+class _Inference:
+    """A model of one sequence of `window` tokens that shares the step's weights."""
+
+    def __init__(self, step: TrainStep, window: int) -> None:
+        self._device, self._way = step.device, step.way
+        self._cfg = replace(step.config.model, context=window)
+        self._model = Model(self._cfg, step.device, step._weights, micro_batch=1, way=step.way, backward=False)
+        self._head = step._weights.matrices["embedding"]
+        self._rec = Recorder(step.device, overrides=step._overrides)
+        self._model.record_forward(self._rec)
+        self._forward = self._rec.plan()
+        self._rows: dict[int, Plan] = {}
+        self._out = step.device.alloc(4 * self._cfg.vocab_size)
+        self._tokens = np.zeros(window, np.int32)
+
+    def _row_plan(self, row: int) -> Plan:
+        """The output layer for one row alone."""
+        if row not in self._rows:
+            cfg, size = self._cfg, self._cfg.width * WAYS[self._way]
+            final = self._model["final"].view(row * size, size)
+            matmul.run(
+                self._rec,
+                self._out,
+                final,
+                self._head,
+                m=1,
+                n=cfg.vocab_size,
+                k=cfg.width,
+                layout="nt",
+                dtype=self._way,
+                out_dtype="f32",
+            )
+            self._rows[row] = self._rec.plan()
+        return self._rows[row]
+
+    def logits(self, tokens: I32) -> F32:
+        length = tokens.shape[1]
+        self._tokens[:length] = tokens[0]
+        self._tokens[length:] = 0
+        self._device.upload(self._model["tokens"], self._tokens)
+        self._device.run(self._forward)
+        self._device.run(self._row_plan(length - 1))
+        values: Any = self._device.read(self._out, np.float32, (self._cfg.vocab_size,))
+        out: F32 = values
+        return out
