@@ -1,0 +1,44 @@
+"""What every op checks before it records a launch, and how it turns numbers into kernel arguments."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxtrain.engine.device.base import Buffer
+from ptxtrain.engine.errors import PtxtrainError
+
+ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4}
+
+
+def require(op: str, holds: bool, message: str) -> None:
+    """Raise the op's error unless `holds`."""
+    if not holds:
+        raise PtxtrainError(f"{op}: {message}")
+
+
+def sizes(op: str, **values: int) -> None:
+    """Each must be at least 1 and fit the 32-bit sizes that kernels take."""
+    for name, value in values.items():
+        require(op, 1 <= value < 2**31, f"{name} is {value}, must be 1 to {2**31 - 1}")
+
+
+def is_bf16(op: str, dtype: str) -> np.uint32:
+    """The kernels' run-time flag for an activation's dtype."""
+    require(op, dtype in ("f32", "bf16"), f'dtype is "{dtype}", must be "f32" or "bf16"')
+    return np.uint32(dtype == "bf16")
+
+
+def holds(op: str, name: str, buffer: Buffer, count: int, dtype: str) -> None:
+    """The buffer must have room for `count` numbers."""
+    needed = count * ITEM_SIZES[dtype]
+    require(op, buffer.nbytes >= needed, f"{name} holds {buffer.nbytes} bytes, {count} x {dtype} need {needed}")
+
+
+def whole_sequences(op: str, rows: int, context: int) -> None:
+    """Rows must be whole sequences."""
+    require(op, rows % context == 0, f"{rows} rows are not whole sequences of {context}")
+
+
+def even_head(op: str, head_dim: int) -> None:
+    """RoPE turns pairs, so heads have an even number of channels."""
+    require(op, head_dim % 2 == 0, f"head_dim is {head_dim}, must be even")

@@ -1,0 +1,96 @@
+"""RMSNorm over the rows of the residual stream (Zhang and Sennrich 2019): x / sqrt(mean(x^2) + eps) * weight.
+
+The gradient of the weight is summed in a fixed order: `backward` leaves one partial sum per part (a block of rows that
+never crosses a sequence), `weight_gradient` adds the parts in order to what is there.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxtrain.engine.device.base import Buffer
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.ops.checks import holds, is_bf16, sizes, whole_sequences
+from ptxtrain.ptx.specs import ColumnSpec, NormBackwardSpec, RowSpec
+
+
+def forward(
+    rec: Recorder,
+    out: Buffer,  # [N, D] dtype
+    rstd: Buffer,  # [N] f32
+    x: Buffer,  # [N, D] f32
+    weight: Buffer,  # [D] f32
+    *,
+    rows: int,
+    width: int,
+    eps: float,
+    dtype: str,
+) -> None:
+    """out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps)."""
+    op, spec = "rmsnorm.forward", RowSpec()
+    sizes(op, rows=rows, width=width)
+    bf16 = is_bf16(op, dtype)
+    holds(op, "out", out, rows * width, dtype)
+    holds(op, "rstd", rstd, rows, "f32")
+    holds(op, "x", x, rows * width, "f32")
+    holds(op, "weight", weight, width, "f32")
+    kernel = rec.ptx("rmsnorm_forward", spec=spec)
+    args = (out, rstd, x, weight, np.uint32(rows), np.uint32(width), np.float32(eps), bf16)
+    rec.launch(kernel, spec.grid(rows), spec.block, *args)
+
+
+def parts(rows: int, context: int) -> int:
+    """How many partial sums `backward` writes for `rows` rows of sequences of `context`."""
+    return rows // context * NormBackwardSpec().parts_per_sequence(context)
+
+
+def backward(
+    rec: Recorder,
+    dx: Buffer,  # [N, D] f32
+    partial: Buffer,  # [parts, D] f32
+    dout: Buffer,  # [N, D] dtype
+    x: Buffer,  # [N, D] f32
+    weight: Buffer,  # [D] f32
+    rstd: Buffer,  # [N] f32
+    *,
+    rows: int,
+    width: int,
+    context: int,
+    dtype: str,
+    accumulate: bool,
+) -> None:
+    """The gradient of x, written or (`accumulate`) added to dx, and partial sums of the weight's gradient.
+
+    With xhat = x * rstd and g = dout * weight: dx = rstd * (g - xhat * mean(g * xhat)), dweight = sum of dout * xhat.
+    """
+    op, spec = "rmsnorm.backward", NormBackwardSpec()
+    sizes(op, rows=rows, width=width, context=context)
+    whole_sequences(op, rows, context)
+    bf16 = is_bf16(op, dtype)
+    count = parts(rows, context)
+    for name, buffer in (("dx", dx), ("x", x)):
+        holds(op, name, buffer, rows * width, "f32")
+    holds(op, "partial", partial, count * width, "f32")
+    holds(op, "dout", dout, rows * width, dtype)
+    holds(op, "weight", weight, width, "f32")
+    holds(op, "rstd", rstd, rows, "f32")
+    kernel = rec.ptx("rmsnorm_backward", spec=spec)
+    args = (dx, partial, dout, x, weight, rstd, np.uint32(width), np.uint32(context), bf16, np.uint32(accumulate))
+    rec.launch(kernel, (count, 1, 1), spec.block, *args)
+
+
+def weight_gradient(
+    rec: Recorder,
+    dweight: Buffer,  # [D] f32, starts at what it holds
+    partial: Buffer,  # [parts, D] f32
+    *,
+    parts: int,
+    width: int,
+) -> None:
+    """dweight += the parts, in order."""
+    op, spec = "rmsnorm.weight_gradient", ColumnSpec()
+    sizes(op, parts=parts, width=width)
+    holds(op, "dweight", dweight, width, "f32")
+    holds(op, "partial", partial, parts * width, "f32")
+    kernel = rec.ptx("rmsnorm_weight_gradient", spec=spec)
+    rec.launch(kernel, spec.grid(width), spec.block, dweight, partial, np.uint32(parts), np.uint32(width))

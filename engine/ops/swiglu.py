@@ -1,0 +1,50 @@
+"""SwiGLU (Shazeer 2020): silu(gate) * up, silu(g) = g / (1 + exp(-g)); gate and up are the halves of one row."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ptxtrain.engine.device.base import Buffer
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.ops.checks import holds, is_bf16, sizes
+from ptxtrain.ptx.specs import RowSpec
+
+
+def forward(
+    rec: Recorder,
+    out: Buffer,  # [N, F] dtype
+    gate_up: Buffer,  # [N, 2F] dtype, gate first
+    *,
+    rows: int,
+    width: int,
+    dtype: str,
+) -> None:
+    """out = silu(gate) * up. `width` is F."""
+    op, spec = "swiglu.forward", RowSpec()
+    sizes(op, rows=rows, width=width)
+    bf16 = is_bf16(op, dtype)
+    holds(op, "out", out, rows * width, dtype)
+    holds(op, "gate_up", gate_up, 2 * rows * width, dtype)
+    kernel = rec.ptx("swiglu_forward", spec=spec)
+    rec.launch(kernel, spec.grid(rows), spec.block, out, gate_up, np.uint32(rows), np.uint32(width), bf16)
+
+
+def backward(
+    rec: Recorder,
+    dgate_up: Buffer,  # [N, 2F] dtype
+    dout: Buffer,  # [N, F] dtype
+    gate_up: Buffer,  # [N, 2F] dtype
+    *,
+    rows: int,
+    width: int,
+    dtype: str,
+) -> None:
+    """With s = sigmoid(gate): dgate = dout * up * s * (1 + gate * (1 - s)), dup = dout * gate * s."""
+    op, spec = "swiglu.backward", RowSpec()
+    sizes(op, rows=rows, width=width)
+    bf16 = is_bf16(op, dtype)
+    holds(op, "dgate_up", dgate_up, 2 * rows * width, dtype)
+    holds(op, "dout", dout, rows * width, dtype)
+    holds(op, "gate_up", gate_up, 2 * rows * width, dtype)
+    kernel = rec.ptx("swiglu_backward", spec=spec)
+    rec.launch(kernel, spec.grid(rows), spec.block, dgate_up, dout, gate_up, np.uint32(rows), np.uint32(width), bf16)

@@ -1,0 +1,295 @@
+// attention_*: causal attention with grouped queries, forward and backward, the textbook way: every head's T x T scores
+// are written out. Scores and everything computed from them are f32; qkv, out and their gradients are f32 or bf16.
+//   qkv [B * T, E]   row: H query heads, G key heads, G value heads of C channels; E = (H + 2G) * C
+//   out, dout [B * T, H * C]
+//   matrices [B, H, T, pitch] f32, pitch = T rounded up to 32; entry [query][key]. Only tiles on or below the diagonal
+//   exist. Whatever is not a probability (key > query) is 0 there once softmax or dscores has run.
+// Forward   scores, softmax, rows (out = P v)
+// Backward  delta, scores, dscores, rows (dq = dS k), columns (dk = dS^T q), columns (dv = P^T dout)
+// Block     (32, WARPS)
+// Owner     each number has one thread, which adds in ascending order of channels (scores), keys (rows), or query heads
+//           of the group and then queries (columns). softmax and delta: lane l adds every 32nd from l, then the lanes
+//           meet in a butterfly. No atomics.
+// Error     exp(x) = ex2.approx(x * log2(e)): 2 ulp and |x| * 2^-24, relative; log likewise, 2^-22 absolute near 1
+
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+struct bf16 {
+    unsigned short bits;
+};
+
+__device__ inline float to_f32(float x) { return x; }
+__device__ inline float to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
+
+__device__ inline void put(float* out, float x) { *out = x; }
+__device__ inline void put(bf16* out, float x) {
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(x));
+}
+
+__device__ inline float exp_(float x) {
+    float out;
+    asm("ex2.approx.f32 %0, %1;" : "=f"(out) : "f"(x * 1.44269504f));
+    return out;
+}
+__device__ inline float log_(float x) {
+    float out;
+    asm("lg2.approx.f32 %0, %1;" : "=f"(out) : "f"(x));
+    return out * 0.693147182f;
+}
+
+const u32 LANES = 32;
+const u32 TILE = 32;  // queries or keys
+const u32 WARPS = 4;
+const u32 ROWS = TILE / WARPS;  // rows of a tile that one warp owns
+const u32 PADDED = TILE + 1;    // a transposed tile's row: its columns then lie in 32 different banks
+const u32 EVERYONE = 0xffffffffu;
+#define INFINITE __int_as_float(0x7f800000)
+
+__device__ inline u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
+__device__ inline u32 pitch_of(u32 context) { return (context + TILE - 1) / TILE * TILE; }
+
+__device__ inline float warp_sum(float x) {
+    for (u32 step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(EVERYONE, x, step);
+    return x;
+}
+__device__ inline float warp_max(float x) {
+    for (u32 step = LANES / 2; step > 0; step /= 2) x = fmaxf(x, __shfl_xor_sync(EVERYONE, x, step));
+    return x;
+}
+
+// tile[row * row_step + c * c_step] = x[first + row][c], 32 rows of head_dim channels. Rows past the end repeat the last.
+template <typename T>
+__device__ inline void stage(float* tile, u32 row_step, u32 c_step, const T* x, u32 stride, u32 first, u32 context,
+                             u32 head_dim) {
+    const u32 lane = threadIdx.x;
+    for (u32 row = threadIdx.y; row < TILE; row += WARPS) {
+        const T* source = x + (u64)smaller(first + row, context - 1) * stride;
+        float* target = tile + row * row_step;
+        if (head_dim % LANES == 0) {
+            for (u32 c = 0; c < head_dim; c += LANES) target[(c + lane) * c_step] = to_f32(source[c + lane]);
+        } else {
+            for (u32 c = 0; c < head_dim; c += LANES)
+                if (c + lane < head_dim) target[(c + lane) * c_step] = to_f32(source[c + lane]);
+        }
+    }
+}
+
+// sum[r] = x[ROWS * warp + r] . y[lane], channels ascending; y_tile is transposed.
+__device__ inline void products(float sum[ROWS], const float* x_tile, const float* y_tile, u32 head_dim) {
+    const float* x = x_tile + ROWS * threadIdx.y * head_dim;
+    const float* y = y_tile + threadIdx.x;
+#pragma unroll
+    for (u32 r = 0; r < ROWS; ++r) sum[r] = 0.0f;
+#pragma unroll 4
+    for (u32 c = 0; c < head_dim; ++c) {
+        const float value = y[c * PADDED];
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * head_dim + c], value, sum[r]);
+    }
+}
+
+// scores[query][key] = (q . k) * scale for every tile on or below the diagonal; not masked.
+// Grid (key tiles, H, B): a block keeps its tile of keys and walks down the queries.
+template <typename T>
+__device__ inline void scores_of(float* scores, const T* qkv, u32 context, u32 heads, u32 kv_heads, u32 head_dim,
+                                 float scale) {
+    extern __shared__ float shared[];
+    float* k_tile = shared;                      // [C][PADDED]
+    float* q_tile = shared + head_dim * PADDED;  // [TILE][C]
+    const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
+    const u32 pitch = pitch_of(context), stride = (heads + 2 * kv_heads) * head_dim;
+    const T* rows = qkv + (u64)blockIdx.z * context * stride;
+    const T* q = rows + head * head_dim;
+    const T* k = rows + (heads + head / (heads / kv_heads)) * head_dim;
+    float* out = scores + (u64)(blockIdx.z * heads + head) * context * pitch + key0 + lane;
+
+    stage(k_tile, 1, PADDED, k, stride, key0, context, head_dim);
+    for (u32 query0 = key0; query0 < context; query0 += TILE) {
+        stage(q_tile, head_dim, 1, q, stride, query0, context, head_dim);
+        __syncthreads();
+        float sum[ROWS];
+        products(sum, q_tile, k_tile, head_dim);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) {
+            const u32 query = query0 + ROWS * threadIdx.y + r;
+            if (query < context) out[(u64)query * pitch] = sum[r] * scale;
+        }
+        __syncthreads();
+    }
+}
+
+// In place: scores become probabilities. lse[query] = log(sum over keys of exp(score)).
+// Grid (ceil(T / WARPS), H, B): one warp to a query.
+extern "C" __global__ void attention_softmax(float* scores, float* lse, u32 context, u32 heads) {
+    const u32 query = blockIdx.x * WARPS + threadIdx.y, lane = threadIdx.x;
+    if (query >= context) return;
+    const u32 head = blockIdx.z * heads + blockIdx.y;
+    float* row = scores + ((u64)head * context + query) * pitch_of(context) + lane;
+
+    float top = -INFINITE;
+    for (u32 key0 = 0; key0 <= query; key0 += LANES) {
+        const float score = row[key0];
+        top = fmaxf(top, key0 + lane <= query ? score : -INFINITE);
+    }
+    top = warp_max(top);
+    float sum = 0.0f;
+    for (u32 key0 = 0; key0 <= query; key0 += LANES) {
+        const float p = exp_(row[key0] - top);
+        const float kept = key0 + lane <= query ? p : 0.0f;  // causal: no key after the query
+        row[key0] = kept;
+        sum += kept;
+    }
+    sum = warp_sum(sum);
+    for (u32 key0 = 0; key0 <= query; key0 += LANES) row[key0] = row[key0] / sum;
+    if (lane == 0) lse[(u64)head * context + query] = top + log_(sum);
+}
+
+// delta[query] = sum over channels of dout * out. Grid (ceil(T / WARPS), H, B): one warp to a query.
+template <typename T>
+__device__ inline void delta_of(float* delta, const T* dout, const T* out, u32 context, u32 heads, u32 head_dim) {
+    const u32 query = blockIdx.x * WARPS + threadIdx.y, lane = threadIdx.x;
+    if (query >= context) return;
+    const u64 at = ((u64)(blockIdx.z * context + query) * heads + blockIdx.y) * head_dim;
+    float sum = 0.0f;
+    if (head_dim % LANES == 0) {
+        for (u32 c = lane; c - lane < head_dim; c += LANES) sum = fmaf(to_f32(dout[at + c]), to_f32(out[at + c]), sum);
+    } else {
+        for (u32 c = lane; c - lane < head_dim; c += LANES)
+            if (c < head_dim) sum = fmaf(to_f32(dout[at + c]), to_f32(out[at + c]), sum);
+    }
+    sum = warp_sum(sum);
+    if (lane == 0) delta[(u64)(blockIdx.z * heads + blockIdx.y) * context + query] = sum;
+}
+
+// probabilities (holds scores) = P = exp(score - lse); dscores = P * (dout . v - delta) * scale; both 0 above the diagonal.
+// Grid (key tiles, H, B), as for scores.
+template <typename T>
+__device__ inline void dscores_of(float* probabilities, float* dscores, const T* dout, const T* qkv, const float* lse,
+                                  const float* delta, u32 context, u32 heads, u32 kv_heads, u32 head_dim, float scale) {
+    extern __shared__ float shared[];
+    float* v_tile = shared;                         // [C][PADDED]
+    float* dout_tile = shared + head_dim * PADDED;  // [TILE][C]
+    const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
+    const u32 pitch = pitch_of(context), stride = (heads + 2 * kv_heads) * head_dim;
+    const T* d = dout + ((u64)blockIdx.z * context * heads + head) * head_dim;
+    const T* v = qkv + (u64)blockIdx.z * context * stride + (heads + kv_heads + head / (heads / kv_heads)) * head_dim;
+    const u64 row0 = (u64)(blockIdx.z * heads + head) * context;
+
+    stage(v_tile, 1, PADDED, v, stride, key0, context, head_dim);
+    for (u32 query0 = key0; query0 < context; query0 += TILE) {
+        stage(dout_tile, head_dim, 1, d, heads * head_dim, query0, context, head_dim);
+        __syncthreads();
+        float sum[ROWS];
+        products(sum, dout_tile, v_tile, head_dim);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) {
+            const u32 query = query0 + ROWS * threadIdx.y + r;
+            if (query < context) {
+                const u64 row = row0 + query, at = row * pitch + key0 + lane;
+                const float p = exp_(probabilities[at] - lse[row]);
+                const float kept = key0 + lane <= query ? p : 0.0f;  // causal: no key after the query
+                probabilities[at] = kept;
+                dscores[at] = kept * (sum[r] - delta[row]) * scale;
+            }
+        }
+        __syncthreads();
+    }
+}
+
+// sum[r] = sum over i in [first, last] of weights[r * row_step + i * i_step] * x[i], i ascending.
+template <typename T>
+__device__ inline void mix(float sum[ROWS], const float* const weights[ROWS], u32 i_step, const T* x, u32 stride,
+                           u32 first, u32 last) {
+#pragma unroll 4
+    for (u32 i = first; i <= last; ++i) {
+        const float value = to_f32(x[(u64)i * stride]);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(weights[r][(u64)i * i_step], value, sum[r]);
+    }
+}
+
+// out[query] = sum over keys <= query of weights[query][key] * x[key]; x is a key or value head, from channel x_first.
+// Grid (query tiles, H, B): lane = channel, a warp owns 8 queries.
+template <typename T>
+__device__ inline void rows_of(T* out, const float* weights, const T* x, u32 context, u32 heads, u32 kv_heads,
+                               u32 head_dim, u32 out_stride, u32 out_first, u32 x_stride, u32 x_first) {
+    const u32 head = blockIdx.y, query0 = blockIdx.x * TILE + ROWS * threadIdx.y;
+    if (query0 >= context) return;
+    const u32 pitch = pitch_of(context), last = smaller(query0 + ROWS - 1, context - 1);
+    const float* w[ROWS];
+#pragma unroll
+    for (u32 r = 0; r < ROWS; ++r)
+        w[r] = weights + ((u64)(blockIdx.z * heads + head) * context + smaller(query0 + r, last)) * pitch;
+    const u64 row0 = (u64)blockIdx.z * context;
+    const T* source = x + row0 * x_stride + x_first + head / (heads / kv_heads) * head_dim;
+    T* target = out + (row0 + query0) * out_stride + out_first + head * head_dim;
+
+    for (u32 c0 = 0; c0 < head_dim; c0 += LANES) {
+        const u32 c = c0 + threadIdx.x;
+        if (c0 + LANES <= head_dim || c < head_dim) {
+            float sum[ROWS] = {};
+            mix(sum, w, 1, source + c, x_stride, 0, last);
+#pragma unroll
+            for (u32 r = 0; r < ROWS; ++r)
+                if (query0 + r < context) put(target + (u64)r * out_stride + c, sum[r]);
+        }
+    }
+}
+
+// out[key] = sum over the query heads of its group, and over queries >= key, of weights[query][key] * x[query].
+// Grid (key tiles, G, B): lane = channel, a warp owns 8 keys.
+template <typename T>
+__device__ inline void columns_of(T* out, const float* weights, const T* x, u32 context, u32 heads, u32 kv_heads,
+                                  u32 head_dim, u32 out_stride, u32 out_first, u32 x_stride) {
+    const u32 kv_head = blockIdx.y, key0 = blockIdx.x * TILE + ROWS * threadIdx.y, group = heads / kv_heads;
+    if (key0 >= context) return;
+    const u32 pitch = pitch_of(context);
+    const u64 row0 = (u64)blockIdx.z * context;
+    T* target = out + (row0 + key0) * out_stride + out_first + kv_head * head_dim;
+
+    for (u32 c0 = 0; c0 < head_dim; c0 += LANES) {
+        const u32 c = c0 + threadIdx.x;
+        if (c0 + LANES <= head_dim || c < head_dim) {
+            float sum[ROWS] = {};
+            for (u32 head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+                const float* w[ROWS];
+#pragma unroll
+                for (u32 r = 0; r < ROWS; ++r)
+                    w[r] = weights + (u64)(blockIdx.z * heads + head) * context * pitch + key0 + r;
+                mix(sum, w, pitch, x + row0 * x_stride + head * head_dim + c, x_stride, key0, context - 1);
+            }
+#pragma unroll
+            for (u32 r = 0; r < ROWS; ++r)
+                if (key0 + r < context) put(target + (u64)r * out_stride + c, sum[r]);
+        }
+    }
+}
+
+#define ENTRIES(SUFFIX, T)                                                                                          \
+    extern "C" __global__ void attention_scores_##SUFFIX(float* scores, const T* qkv, u32 context, u32 heads,       \
+                                                         u32 kv_heads, u32 head_dim, float scale) {                 \
+        scores_of(scores, qkv, context, heads, kv_heads, head_dim, scale);                                          \
+    }                                                                                                               \
+    extern "C" __global__ void attention_delta_##SUFFIX(float* delta, const T* dout, const T* out, u32 context,     \
+                                                        u32 heads, u32 head_dim) {                                  \
+        delta_of(delta, dout, out, context, heads, head_dim);                                                       \
+    }                                                                                                               \
+    extern "C" __global__ void attention_dscores_##SUFFIX(                                                          \
+        float* probabilities, float* dscores, const T* dout, const T* qkv, const float* lse, const float* delta,    \
+        u32 context, u32 heads, u32 kv_heads, u32 head_dim, float scale) {                                          \
+        dscores_of(probabilities, dscores, dout, qkv, lse, delta, context, heads, kv_heads, head_dim, scale);       \
+    }                                                                                                               \
+    extern "C" __global__ void attention_rows_##SUFFIX(T* out, const float* weights, const T* x, u32 context,       \
+                                                       u32 heads, u32 kv_heads, u32 head_dim, u32 out_stride,       \
+                                                       u32 out_first, u32 x_stride, u32 x_first) {                  \
+        rows_of(out, weights, x, context, heads, kv_heads, head_dim, out_stride, out_first, x_stride, x_first);     \
+    }                                                                                                               \
+    extern "C" __global__ void attention_columns_##SUFFIX(T* out, const float* weights, const T* x, u32 context,    \
+                                                          u32 heads, u32 kv_heads, u32 head_dim, u32 out_stride,    \
+                                                          u32 out_first, u32 x_stride) {                            \
+        columns_of(out, weights, x, context, heads, kv_heads, head_dim, out_stride, out_first, x_stride);           \
+    }
+
+ENTRIES(f32, float)
+ENTRIES(bf16, bf16)

@@ -1,0 +1,161 @@
+"""Specs: the numbers that a kernel's text is made from. Each derived number is a property here, with a test, never in a template.
+
+A Spec is frozen, so that it names a rendered text: the same stem and Spec give the same bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TypeAlias
+
+Dim3: TypeAlias = tuple[int, int, int]
+
+LANES = 32  # threads of a warp
+LOG2_E = 1.4426950408889634  # exp(x) = 2^(x * LOG2_E), and ex2 is the exponential that the hardware has
+LN_2 = 0.6931471805599453  # ln(x) = log2(x) * LN_2
+
+# Numbers that change every step, by their index in one f32 buffer.
+LR, BIAS1, BIAS2, GRAD_SCALE, CLIP, GRAD_NORM, LOSS, SCALARS = 0, 1, 2, 3, 4, 5, 6, 8
+
+
+def ceil_div(count: int, size: int) -> int:
+    """How many blocks of `size` cover `count`."""
+    return -(-count // size)
+
+
+def float_bits(value: float) -> str:
+    """A number as PTX writes it without loss, rounded once to f32: `float_bits(1.0)` is `"0f3F800000"`."""
+    return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"
+
+
+@dataclass(frozen=True, slots=True)
+class RowSpec:
+    """One warp to a row: lane l takes columns l, l + 32, … so that a warp's accesses lie side by side."""
+
+    warps: int = 4
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, self.warps, 1)
+
+    def grid(self, rows: int) -> Dim3:
+        return (ceil_div(rows, self.warps), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ElementSpec:
+    """One thread to an element of a flat buffer."""
+
+    threads: int = 256
+
+    @property
+    def block(self) -> Dim3:
+        return (self.threads, 1, 1)
+
+    def grid(self, count: int) -> Dim3:
+        return (ceil_div(count, self.threads), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NormBackwardSpec:
+    """One block to a part: `part_rows` rows of one sequence (fewer at its end), whose weight gradients are summed in order.
+
+    Parts never cross a sequence and their size depends on nothing but T, so the sums do not depend on the micro-batch.
+    """
+
+    part_rows: int = 32
+    warps: int = 8
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, self.warps, 1)
+
+    def parts_per_sequence(self, context: int) -> int:
+        return ceil_div(context, self.part_rows)
+
+    def part(self, index: int, context: int) -> tuple[int, int]:
+        """The rows [first, last) of a part."""
+        sequence, within = divmod(index, self.parts_per_sequence(context))
+        first = sequence * context + within * self.part_rows
+        return first, min(first + self.part_rows, (sequence + 1) * context)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One thread to a column, which adds its parts in order; `unroll` loads are in flight before they are added."""
+
+    unroll: int = 8
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, 1, 1)
+
+    def grid(self, width: int) -> Dim3:
+        return (ceil_div(width, LANES), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NormPartSpec:
+    """One warp to a part of `steps` x 32 elements of the flat gradient."""
+
+    steps: int = 64
+    warps: int = 4
+
+    @property
+    def elements(self) -> int:
+        return self.steps * LANES
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, self.warps, 1)
+
+    def parts(self, count: int) -> int:
+        return ceil_div(count, self.elements)
+
+    def grid(self, count: int) -> Dim3:
+        return (ceil_div(self.parts(count), self.warps), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class OneBlockSpec:
+    """One block for the whole sum: what a fixed order over everything costs."""
+
+    warps: int = 1
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, self.warps, 1)
+
+    @property
+    def shared_bytes(self) -> int:
+        """One f32 for each warp."""
+        return 4 * self.warps
+
+
+Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | ColumnSpec | NormPartSpec | OneBlockSpec
+
+# What each stem is rendered from unless its op asks for something else.
+DEFAULTS: Mapping[str, Spec] = MappingProxyType(
+    {
+        "adamw_update": ElementSpec(),
+        "add_into": ElementSpec(),
+        "cast_to_bf16": ElementSpec(),
+        "cast_to_f32": ElementSpec(),
+        "cross_entropy_backward": RowSpec(),
+        "cross_entropy_forward": RowSpec(),
+        "embedding_backward": RowSpec(),
+        "embedding_forward": RowSpec(),
+        "gradnorm_finish": OneBlockSpec(warps=1),
+        "gradnorm_partial": NormPartSpec(),
+        "loss_sum": OneBlockSpec(warps=8),
+        "rmsnorm_backward": NormBackwardSpec(),
+        "rmsnorm_forward": RowSpec(),
+        "rmsnorm_weight_gradient": ColumnSpec(),
+        "rope": RowSpec(),
+        "swiglu_backward": RowSpec(),
+        "swiglu_forward": RowSpec(),
+    }
+)
