@@ -1,0 +1,45 @@
+"""Options and values that several commands share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+HELP_WIDTH = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+_CADENCE = re.compile(r"(\d+)|(\d+(?:\.\d+)?)([smh])")
+_MINUTES = {"s": 1 / 60, "m": 1.0, "h": 60.0}
+
+
+class Cadence(click.ParamType[Any]):
+    """`500` steps, or a time: `90s`, `10m`, `2h`. Becomes the settings that say so."""
+
+    name = "STEPS|TIME"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        if isinstance(value, tuple):
+            return value
+        match = _CADENCE.fullmatch(str(value))
+        if not match:
+            self.fail(f"{value!r} is neither a number of steps (500) nor a time (90s, 10m, 2h)", param, ctx)
+        if match[1]:
+            return f"train.save_every={match[1]}", "train.save_minutes=0"
+        return "train.save_every=0", f"train.save_minutes={float(match[2]) * _MINUTES[match[3]]:g}"
+
+
+def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--device` as `wanted` and `--threads` as `threads`."""
+    function = click.option(
+        "--threads",
+        type=click.IntRange(1, 1024),
+        help="Threads of the CPU device; the result does not depend on it. [default: $PTXTRAIN_THREADS, else all cores]",
+    )(function)
+    return click.option(
+        "--device",
+        "wanted",
+        type=click.Choice(["auto", "cuda", "cpu"]),
+        help="Where to run. [default: $PTXTRAIN_DEVICE, else auto]",
+    )(function)

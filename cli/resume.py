@@ -1,0 +1,65 @@
+"""`ptxtrain resume`: the rest of a run that was stopped, killed or is to be longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ptxtrain.cli.options import Cadence, device_options
+
+EPILOG = """\b
+Examples:
+  ptxtrain resume
+  ptxtrain resume runs/tiny-20260131-174501
+  ptxtrain resume runs/mine --steps 2000
+  ptxtrain resume runs/mine --set batch.micro_batch=4 --threads 2
+"""
+
+
+@click.command("resume", epilog=EPILOG)
+@click.argument("run", type=click.Path(path_type=Path), required=False)
+@click.option("--steps", type=click.IntRange(1), help="Go on to this step. [default: the run's own last step]")
+@click.option(
+    "--data", type=click.Path(path_type=Path), metavar="DIR", help="Where the run's dataset lies now, if moved."
+)
+@click.option("--save-every", type=Cadence(), help="Checkpoint interval from here: 500, 90s, 10m, 2h.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="Change what does not show in the result: batch.micro_batch, or how often to validate, sample and save.",
+)
+@click.option(
+    "--accept-numerics",
+    is_flag=True,
+    help="Go on although device or kernels are others than the run's: the bits will not be those of an unbroken run.",
+)
+@device_options
+def command(
+    run: Path | None,
+    steps: int | None,
+    data: Path | None,
+    save_every: tuple[str, str] | None,
+    settings: tuple[str, ...],
+    accept_numerics: bool,
+    wanted: str | None,
+    threads: int | None,
+) -> None:
+    """Carry on RUN (by default the newest one under runs/) from its newest sound checkpoint.
+
+    The result has the same bits as a run that never stopped. A finished run says so; with more --steps it goes on, at the
+    learning rate that its schedule ended with.
+    """
+    from ptxtrain.cli.session import resume_run
+
+    resume_run(
+        run,
+        steps=steps,
+        data=data,
+        overrides=[*settings, *(save_every or ())],
+        accept_numerics=accept_numerics,
+        wanted=wanted,
+        threads=threads,
+    )

@@ -1,0 +1,127 @@
+"""Reads ahead: while step k runs, a host thread reads and sorts step k + 1 into the other of two batches.
+
+A batch is filled again once `release` says that its contents have been taken over; the pinned memory that the device copies from
+is the step's own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+I32: TypeAlias = npt.NDArray[np.int32]
+
+
+class SequenceReader(Protocol):
+    """What the feeder asks of the data loader."""
+
+    @property
+    def position(self) -> Any:
+        """Where the next sequence starts."""
+
+    def read(self, sequences: int, tokens: I32, targets: I32) -> None:
+        """Fill tokens and targets [sequences, T] and move on."""
+
+
+# (tokens [N], V, order [N] out, starts [V + 1] out)
+Sort: TypeAlias = Callable[[I32, int, I32, I32], None]
+
+
+@dataclass(slots=True)
+class Batch:
+    """A step's input: S sequences of T tokens in M micro-batches of B."""
+
+    tokens: I32  # [S, T]
+    targets: I32  # [S, T]
+    order: I32  # [M, B * T] rows of each micro-batch sorted by token
+    starts: I32  # [M, V + 1] where each token's rows start in `order`
+    count: int = 0  # targets that are not ignored
+    before: Any = None  # the loader's position in front of it
+    after: Any = None  # and behind it
+
+    def micro_batch(self, index: int) -> tuple[I32, I32, I32, I32]:
+        """tokens [B, T], targets [B, T], order [B * T], starts [V + 1] of micro-batch `index`."""
+        size = len(self.tokens) // len(self.order)
+        rows = slice(index * size, (index + 1) * size)
+        return self.tokens[rows], self.targets[rows], self.order[index], self.starts[index]
+
+
+class Feeder:
+    """Two batches in turn, filled by a thread of its own. `take` and `release` are called by one other thread.
+
+    `steps`: how many batches will be taken at most; nothing is read past them.
+    """
+
+    def __init__(
+        self,
+        reader: SequenceReader,
+        sort: Sort,
+        *,
+        sequences: int,
+        micro_batch: int,
+        context: int,
+        vocab: int,
+        steps: int,
+    ) -> None:
+        self._reader = reader
+        self._sort = sort
+        self._vocab = vocab
+        self._steps = steps
+        self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        parts = sequences // micro_batch
+
+        for _ in range(2):
+            self._free.put(
+                Batch(
+                    tokens=np.empty((sequences, context), np.int32),
+                    targets=np.empty((sequences, context), np.int32),
+                    order=np.empty((parts, micro_batch * context), np.int32),
+                    starts=np.empty((parts, vocab + 1), np.int32),
+                )
+            )
+        self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Batch:
+        """The next step's batch, waiting for it if need be. Raises what the reader raised."""
+        batch = self._full.get()
+        if isinstance(batch, BaseException):
+            raise batch
+        return batch
+
+    def release(self, batch: Batch) -> None:
+        """The contents of `batch` are needed no more: it may be filled again."""
+        self._free.put(batch)
+
+    def close(self) -> None:
+        """End the thread; batches that were read and not taken are dropped."""
+        self._steps = 0
+        self._free.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        try:
+            for _ in range(self._steps):
+                batch = self._free.get()
+                if batch is None or not self._steps:
+                    return
+                self._fill(batch)
+                self._full.put(batch)
+        except BaseException as error:  # handed to the thread that takes, which raises it
+            self._full.put(error)
+
+    def _fill(self, batch: Batch) -> None:
+        batch.before = self._reader.position
+        self._reader.read(len(batch.tokens), batch.tokens, batch.targets)
+        batch.after = self._reader.position
+        batch.count = int(np.count_nonzero(batch.targets >= 0))
+        for index in range(len(batch.order)):
+            tokens, _, order, starts = batch.micro_batch(index)
+            self._sort(tokens.reshape(-1), self._vocab, order, starts)

@@ -1,0 +1,184 @@
+"""A process's part of a run: the trainer with its data, its writer of checkpoints and its signals, and what its end means.
+
+`train` and `resume` differ in the state that they start from; everything else is here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ptxtrain.data.loader import Loader, Position, sort_rows
+from ptxtrain.engine.checkpoint import Saver, Snapshot
+from ptxtrain.engine.config import Config
+from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
+from ptxtrain.engine.feeder import I32
+from ptxtrain.engine.init import initial_weights
+from ptxtrain.engine.metrics import Metrics, read_metrics
+from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.engine.progress import Cadence, View
+from ptxtrain.engine.rundir import RunDirectory
+from ptxtrain.engine.sampler import Sampling, generate
+from ptxtrain.engine.signals import Stop, StopRequested
+from ptxtrain.engine.step import TrainStep
+from ptxtrain.engine.trainer import Outcome, Trainer
+
+if TYPE_CHECKING:
+    from ptxtrain.data.shards import Dataset, TokShard
+
+
+def numerics_id(device: Device) -> str:
+    """What the bits of a run depend on besides its config: the device's own account, and the text of every kernel."""
+    digest = hashlib.sha256()
+    folder = resources.files("ptxtrain.ptx")
+    for part in (folder, folder / "reference"):
+        for entry in sorted(part.iterdir(), key=lambda entry: entry.name):
+            if entry.name.endswith((".ptx", ".cu", ".cuh", ".py")):
+                digest.update(f"{entry.name}\n".encode() + entry.read_bytes())
+    return f"{device.numerics_id()}; kernels {digest.hexdigest()[:16]}"
+
+
+def untrained(config: Config, seed: int) -> Snapshot:
+    """The state of step 0, made on the host."""
+    weights = initial_weights(config.model, seed)
+    return Snapshot(0, weights, np.zeros_like(weights), np.zeros_like(weights), position=(0, 0))
+
+
+def train(
+    run: RunDirectory,
+    config: Config,  # the run's own, but for what does not show in the result
+    dataset: Dataset,
+    device: Device,
+    start: Snapshot,
+    *,
+    last: int,  # the step to end at
+    numerics: str,
+    end_of_text: int,
+    decode: Callable[[Sequence[int]], str],
+    stop: Stop,
+    view: View,
+) -> Outcome:
+    """Train from `start` to step `last`, and wait until the newest state is on disk.
+
+    A stop by request returns an outcome that is not finished. Raises StoppedUnsaved where the newest state could not be saved,
+    DeviceError, and PtxtrainError on data or numbers that cannot be used; each says which step is safe.
+    """
+    table = parameter_table(config.model)
+    fresh = start.step == 0
+    with Metrics(run.info.metrics, warn=view.note) as metrics:
+        saver = Saver(
+            run,
+            table,
+            keep=config.train.keep,
+            keep_every=config.train.keep_every,
+            numerics_id=numerics,
+            announce=view.note,
+            warn=view.note,
+        )
+
+        def newest() -> str:
+            step = saver.last_saved if saver.last_saved is not None else (None if fresh else start.step)
+            if step is None:
+                return "nothing has been saved yet"
+            return f"step {step} is the newest saved; go on with `ptxtrain resume {run.path}`"
+
+        stop.last_good = newest
+        view.history(_losses(run, start.step))
+        try:
+            with stop.raising():
+                view.phase("making the kernels ready")
+                step = TrainStep(config, device)
+                step.load(start.params, start.m, start.v)
+                view.phase("")
+        except StopRequested:
+            stop.describe = lambda: f"step {start.step} is being saved"
+            saver.submit(start)
+            return _ended(Outcome(start, False, None, None, None), saver, newest)
+        loader = Loader(dataset.train, config.model.context, config.model.vocab_size, Position(*start.position))
+
+        def sample(stopping: Callable[[], bool]) -> str | None:
+            tokens: list[int] = []
+            sampling = Sampling(seed=run.info.seed)
+            for token in generate(
+                step.logits,
+                [end_of_text],
+                context=config.model.context,
+                tokens=config.train.sample_tokens,
+                sampling=sampling,
+                end=end_of_text,
+            ):
+                tokens.append(token)
+                if stopping():
+                    return None
+            return decode(tokens)
+
+        trainer = Trainer(
+            config,
+            device,
+            step,
+            start,
+            last=last,
+            reader=loader,
+            sort=sort_rows,
+            locate=lambda position: f"{dataset.train[position.file].path}, token {position.token:,}",
+            validation=_validation(dataset.val, config, view),
+            sample=sample,
+            saves=saver,
+            metrics=metrics.log,
+            cadence=Cadence(config.train.save_every, 60 * config.train.save_minutes),
+            stop=stop,
+            view=view,
+        )
+        try:
+            outcome = trainer.run()
+        except DeviceError as error:
+            saver.wait()  # a snapshot is host memory: the device's failure does not touch it
+            raise DeviceError(f"{str(error).rstrip('.')}; {newest()}") from error
+        except PtxtrainError as error:
+            saver.wait()
+            raise type(error)(f"{str(error).rstrip('.')}; {newest()}") from error
+        return _ended(outcome, saver, newest)
+
+
+def stopped(run: RunDirectory, outcome: Outcome) -> StoppedSaved:
+    """What a stop by request says."""
+    return StoppedSaved(f"stopped; step {outcome.snapshot.step} is saved. Go on with: ptxtrain resume {run.path}")
+
+
+def _ended(outcome: Outcome, saver: Saver, newest: Callable[[], str]) -> Outcome:
+    """Wait for the last save. What the data did wrong is raised once the state before it is safe."""
+    save = saver.wait()
+    if save is not None and not save.saved:
+        raise StoppedUnsaved(f"step {save.step} could not be saved: {save.error}; {newest()}")
+    if outcome.failure is not None:
+        raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {newest()}") from outcome.failure
+    return outcome
+
+
+def _losses(run: RunDirectory, upto: int) -> list[float]:
+    """The losses of steps 1 to `upto`; of a step that two attempts ran, the later one's."""
+    found = {
+        line["step"]: line["loss"]
+        for line in read_metrics(run.info.metrics)
+        if isinstance(line.get("step"), int) and isinstance(line.get("loss"), float) and line["step"] <= upto
+    }
+    return [found[step] for step in sorted(found)]
+
+
+def _validation(shards: Sequence[TokShard], config: Config, view: View) -> tuple[I32, I32] | None:
+    """The first sequences of the validation shards, tokens and targets [n, T]; None where there are none."""
+    context = config.model.context
+    there = sum(max(len(shard.tokens) - 1, 0) // context for shard in shards)
+    count = min(there, config.train.validate_sequences)
+    if not count:
+        if config.train.validate_every:
+            view.note(f"no validation: the dataset has no validation sequence of {context} tokens")
+        return None
+    tokens, targets = (np.empty((count, context), np.int32) for _ in range(2))
+    Loader(shards, context, config.model.vocab_size, Position(0, 0)).read(count, tokens, targets)
+    return tokens, targets
