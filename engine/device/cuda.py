@@ -34,6 +34,9 @@ from ptxtrain.engine.device.base import (
 from ptxtrain.engine.device.cuda_errors import MINIMUM_CAPABILITY, NoCuda, Version, explain
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
 
+# Not CuPy's or the driver's doing: our own refusals, and our own mistakes, which are to be seen as such.
+_OWN = (PtxtrainError, AssertionError, AttributeError, ImportError, NameError, TypeError)
+
 
 @dataclass(frozen=True)
 class Card:
@@ -151,7 +154,7 @@ class CudaDevice(Device):
         try:
             with self._device, self._stream:
                 yield
-        except PtxtrainError:
+        except _OWN:
             raise
         except Exception as error:
             failure = explain(error, doing)

@@ -1,0 +1,45 @@
+"""What all tests share: the devices, and one kernel cache for the whole run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.errors import DeviceError
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiled kernels go to `build/test-cache`, shared by xdist's workers and by later runs, never to the user's cache.
+
+    Entries are named after everything that they are made from, so an edit is compiled anew. Subprocesses inherit it.
+    """
+    os.environ.setdefault("PTXTRAIN_CACHE", str(Path(__file__).parents[1] / "build" / "test-cache"))
+
+
+def _open(kind: str) -> Device:
+    if kind == "cpu":
+        from ptxtrain.engine.device.cpu import CpuDevice
+
+        return CpuDevice()
+    from ptxtrain.engine.device.cuda import CudaDevice
+
+    try:
+        return CudaDevice()
+    except DeviceError as error:
+        pytest.skip(f"no CUDA device: {error}")
+
+
+@pytest.fixture(scope="session")
+def open_device_for_test() -> Callable[[str], Device]:
+    """Opens the device of a kind, or skips with the reason why there is none."""
+    return _open
+
+
+@pytest.fixture(scope="session", params=["cpu", "cuda"])
+def device(request: pytest.FixtureRequest) -> Device:
+    """Every device that this machine has; tests that take it run once on each."""
+    return _open(request.param)
