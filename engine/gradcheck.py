@@ -33,8 +33,9 @@ from ptxtrain.engine import init, philox
 from ptxtrain.engine.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.init import F32
+from ptxtrain.engine.model import I32
 from ptxtrain.engine.parameters import Tensor
-from ptxtrain.engine.step import I32, TrainStep
+from ptxtrain.engine.step import TrainStep
 
 MODEL = ModelConfig(vocab_size=97, context=9, layers=2, width=48, heads=4, kv_heads=2, head_dim=12, mlp_width=80)
 SEQUENCES = 3
@@ -114,7 +115,7 @@ def run(
     `overrides` are kernel texts by stem that stand in for the shipped ones; `progress` is called with (done, of how
     many).
     """
-    check = _Check(device, overrides)
+    check = Check(device, overrides)
     total = 2 * len(check.step.table) + MEMORISE_STEPS
     loss_at_init = check.loss_at_init()
     gradient = check.gradient()
@@ -129,10 +130,10 @@ def run(
     return Report(passed, loss_at_init, memorised, tuple(rows))
 
 
-class _Check:
+class Check:
     """The small model, its batch and its weights."""
 
-    def __init__(self, device: Device, overrides: Mapping[str, str] | None) -> None:
+    def __init__(self, device: Device, overrides: Mapping[str, str] | None = None) -> None:
         self.step = TrainStep(check_config(), device, way="f32", overrides=overrides)
         context, vocab = MODEL.context, MODEL.vocab_size
         words = philox.words(SEED, philox.GRADIENT_CHECK, 0, 0, SEQUENCES * (context + 1))

@@ -11,18 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
+from ptxtrain.engine.activations import WAYS, activation_bytes, check_way, head_sequences
 from ptxtrain.engine.config import ModelConfig
 from ptxtrain.engine.device.base import Buffer, Device
-from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import attention, cast, cross_entropy, embedding, loss_sum, matmul, rmsnorm, rope, swiglu
 from ptxtrain.engine.parameters import Flat, Tensor, parameter_count, parameter_table
 
-__all__ = ["Flat", "Gradient", "Model", "Tensor", "Weights", "activation_bytes", "parameter_count", "parameter_table"]
+I32: TypeAlias = npt.NDArray[np.int32]
 
-WAYS = {"f32": 4, "bf16": 2}  # way -> bytes of an activation
-LOGITS_CAP = 256 << 20  # bytes: the head runs in chunks of whole sequences whose logits stay below it
+__all__ = ["Flat", "Gradient", "Model", "Tensor", "Weights", "parameter_count", "parameter_table"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,68 +43,6 @@ class Gradient:
     flat: Flat  # [parameters]
     gather: Buffer  # [V, D] the embedding gradient through the gather; joins flat["embedding"] at the leaf's end
     loss: Buffer  # [1] sum of the losses
-
-
-def head_sequences(cfg: ModelConfig, micro_batch: int, itemsize: int) -> int:
-    """How many sequences the head takes at a time."""
-    return max(1, min(micro_batch, LOGITS_CAP // (cfg.context * cfg.vocab_size * itemsize)))
-
-
-def activation_bytes(
-    cfg: ModelConfig,
-    micro_batch: int,
-    way: str,
-    *,
-    backward: bool,
-) -> dict[str, int]:
-    """Every buffer of a model but its weights, by name, in bytes. `layers.{i}.…` repeat; without `backward` they are shared."""
-    item, rows, width = WAYS[way], micro_batch * cfg.context, cfg.width
-    heads_width = cfg.heads * cfg.head_dim
-    qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
-    sizes = {
-        "tokens": rows * 4,
-        "targets": rows * 4,
-        "cos": cfg.context * (cfg.head_dim // 2) * 4,
-        "sin": cfg.context * (cfg.head_dim // 2) * 4,
-        "x": rows * width * 4,  # the residual stream as it enters the final norm
-        "rstd": rows * 4,
-        "final": rows * width * item,
-        "logits": head_sequences(cfg, micro_batch, item) * cfg.context * cfg.vocab_size * item,
-        "lse": rows * 4,
-        "loss": rows * 4,
-        "scratch": attention.scratch_bytes(batch=micro_batch, context=cfg.context, heads=cfg.heads),
-    }
-    for i in range(cfg.layers if backward else 1):
-        layer = {
-            "x": rows * width * 4,
-            "rstd_1": rows * 4,
-            "normed_1": rows * width * item,
-            "qkv": rows * qkv_width * item,
-            "attention": rows * heads_width * item,
-            "attention_lse": rows * cfg.heads * 4,
-            "middle": rows * width * 4,  # the residual stream between attention and MLP
-            "rstd_2": rows * 4,
-            "normed_2": rows * width * item,
-            "gate_up": rows * 2 * cfg.mlp_width * item,
-            "mlp": rows * cfg.mlp_width * item,
-        }
-        sizes |= {f"layers.{i}.{name}": size for name, size in layer.items()}
-    if backward:
-        sizes |= {
-            "order": rows * 4,
-            "starts": (cfg.vocab_size + 1) * 4,
-            "norm_partial": rmsnorm.parts(rows, cfg.context) * width * 4,
-            "d_x": rows * width * 4,  # gradient of the residual stream
-            "d_branch": rows * width * item,  # the same as the matmuls read it, rounded to bf16 in that way
-            "d_normed": rows * width * item,
-            "d_qkv": rows * qkv_width * item,
-            "d_attention": rows * heads_width * item,
-            "d_gate_up": rows * 2 * cfg.mlp_width * item,
-            "d_mlp": rows * cfg.mlp_width * item,
-        }
-        if way == "f32":
-            del sizes["d_branch"]  # the residual gradient itself
-    return sizes
 
 
 class Model:
@@ -127,8 +68,7 @@ class Model:
         Raises:
             PtxtrainError: the way is unknown.
         """
-        if way not in WAYS:
-            raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")
+        check_way(way)
         self.cfg, self.weights, self.micro_batch, self.way = cfg, weights, micro_batch, way
         self.rows = micro_batch * cfg.context
         sizes = activation_bytes(cfg, micro_batch, way, backward=backward)

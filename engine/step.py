@@ -11,78 +11,25 @@ Everything is queued. `StepResult.wait` is the only thing that waits in a traini
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ptxtrain.engine import init
-from ptxtrain.engine.config import BatchConfig, Config
+from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Array, Device, Event, Plan
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.inference import Inference
 from ptxtrain.engine.init import F32
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.model import WAYS, Gradient, Model, Weights, activation_bytes
-from ptxtrain.engine.ops import adamw, add, cast, gradnorm, matmul, scalars
+from ptxtrain.engine.leaves import memory_plan, merges_after, tree_depth
+from ptxtrain.engine.model import I32, Gradient, Model, Weights
+from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
 
-I32 = npt.NDArray[np.int32]
+__all__ = ["StepResult", "TrainStep", "check_batch", "memory_plan"]
 
 _AHEAD = 2  # steps whose host buffers are apart: one may run while the next is queued
-
-
-def tree_depth(leaves: int) -> int:
-    """The flat gradients that are alive at once: log2(leaves) + 1."""
-    return leaves.bit_length()
-
-
-def merges_after(leaf: int) -> int:
-    """How many pairs are complete when this leaf is: one for each 1 at the low end of its number in binary."""
-    return (leaf ^ (leaf + 1)).bit_length() - 1
-
-
-def check_batch(batch: BatchConfig, micro_batch: int) -> None:
-    """Hold a split against the rules.
-
-    Raises: PtxtrainError: the leaves are no power of two or do not divide the sequences, or the micro-batch does not
-        divide a leaf.
-    """
-    sequences, leaves = batch.sequences, batch.leaves
-    if leaves < 1 or leaves & (leaves - 1):
-        raise PtxtrainError(f"batch.leaves is {leaves}; it must be a power of two")
-    if sequences < 1 or sequences % leaves:
-        raise PtxtrainError(f"batch.sequences is {sequences}; it must be a multiple of batch.leaves ({leaves})")
-    if micro_batch < 1 or (sequences // leaves) % micro_batch:
-        raise PtxtrainError(
-            f"a micro-batch of {micro_batch} sequences does not divide a leaf of {sequences // leaves} "
-            f"({sequences} sequences in {leaves} leaves); choose a divisor of {sequences // leaves}"
-        )
-
-
-def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dict[str, int]:
-    """The device memory that a `TrainStep` takes, in bytes by kind, before it is made.
-
-    Raises:
-        PtxtrainError: the way is unknown or the batch cannot be split so.
-    """
-    micro_batch = micro_batch or config.batch.micro_batch
-    check_batch(config.batch, micro_batch)
-    if way not in WAYS:
-        raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")
-    table = parameter_table(config.model)
-    count = parameter_count(table)
-    activations = activation_bytes(config.model, micro_batch, way, backward=True)
-    scratch = activations.pop("scratch") + activations.pop("logits")
-    return {
-        "weights": 4 * count,
-        "weight copies": 2 * matrix_count(table) if way == "bf16" else 0,
-        "optimizer": 8 * count,
-        "gradients": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
-        "activations": sum(activations.values()),
-        "scratch": scratch,
-        "small": 4 * (scalars.COUNT + gradnorm.parts(count) + 1),
-    }
 
 
 class StepResult:
@@ -166,7 +113,7 @@ class TrainStep:
         self._turn = 0  # which staging
         self._next: int | None = None  # the micro-batch that comes next; None between steps
         self._targets = 0
-        self._inference: dict[int, _Inference] = {}
+        self._inference: Inference | None = None
 
     def _take_memory(self) -> None:
         config, device, count = self.config, self.device, self.count
@@ -396,62 +343,12 @@ class TrainStep:
         tokens: I32,  # [1, t], 1 <= t <= T
     ) -> F32:
         """The logits that follow the last token, f32 [V]. Waits. The memory for it is taken on first use."""
-        length = tokens.shape[1]
-        context = self.config.model.context
-        assert tokens.shape[0] == 1 and 1 <= length <= context, tokens.shape
-        # A causal model's row depends on no later one, so a shorter context gives the same numbers for less work.
-        window = min(context, max(16, 1 << (length - 1).bit_length()))
-        if window not in self._inference:
-            self._inference[window] = _Inference(self, window)
-        return self._inference[window].logits(tokens)
+        if self._inference is None:
+            self._inference = Inference(
+                self.config.model, self.device, self._weights, way=self.way, overrides=self._overrides
+            )
+        return self._inference.logits(tokens)
 
     def memory(self) -> dict[str, int]:
         """Bytes of device memory by kind."""
         return dict(self._memory)
-
-
-class _Inference:
-    """A model of one sequence of `window` tokens that shares the step's weights."""
-
-    def __init__(self, step: TrainStep, window: int) -> None:
-        self._device, self._way = step.device, step.way
-        self._cfg = replace(step.config.model, context=window)
-        self._model = Model(self._cfg, step.device, step._weights, micro_batch=1, way=step.way, backward=False)
-        self._head = step._weights.matrices["embedding"]
-        self._rec = Recorder(step.device, overrides=step._overrides)
-        self._model.record_forward(self._rec)
-        self._forward = self._rec.plan()
-        self._rows: dict[int, Plan] = {}
-        self._out = step.device.alloc(4 * self._cfg.vocab_size)
-        self._tokens = np.zeros(window, np.int32)
-
-    def _row_plan(self, row: int) -> Plan:
-        """The output layer for one row alone."""
-        if row not in self._rows:
-            cfg, size = self._cfg, self._cfg.width * WAYS[self._way]
-            final = self._model["final"].view(row * size, size)
-            matmul.run(
-                self._rec,
-                self._out,
-                final,
-                self._head,
-                m=1,
-                n=cfg.vocab_size,
-                k=cfg.width,
-                layout="nt",
-                dtype=self._way,
-                out_dtype="f32",
-            )
-            self._rows[row] = self._rec.plan()
-        return self._rows[row]
-
-    def logits(self, tokens: I32) -> F32:
-        length = tokens.shape[1]
-        self._tokens[:length] = tokens[0]
-        self._tokens[length:] = 0
-        self._device.upload(self._model["tokens"], self._tokens)
-        self._device.run(self._forward)
-        self._device.run(self._row_plan(length - 1))
-        values: Any = self._device.read(self._out, np.float32, (self._cfg.vocab_size,))
-        out: F32 = values
-        return out

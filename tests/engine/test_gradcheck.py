@@ -1,0 +1,146 @@
+"""The gradient check passes on what is shipped, and fails on kernels with one thing wrong.
+
+Each mutant is an edit of the shipped kernel text; an edit that no longer matches fails, so none can fade away unseen.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from float64_model import Float64Model
+
+from ptxtrain.cli.gradcheck import command
+from ptxtrain.engine import gradcheck
+from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.ptx import render
+
+
+def test_every_gradient_is_right(device: Device) -> None:
+    seen: list[tuple[int, int]] = []
+    report = gradcheck.run(device, progress=lambda done, of: seen.append((done, of)))
+    wrong = [row for row in report.rows if not row.passed]
+    assert not wrong and report.passed
+    assert abs(report.loss_at_init - math.log(97)) <= 0.05
+    assert report.memorised_loss < 0.05
+    names = [t.name for t in parameter_table(gradcheck.MODEL)]
+    assert [(r.tensor, r.direction) for r in report.rows] == [(n, d) for n in names for d in ("gradient", "random")]
+    for row in report.rows:
+        apart, largest = abs(row.analytic - row.numeric), max(abs(row.analytic), abs(row.numeric))
+        assert apart <= 1e-2 * largest + 1e-4
+        assert row.error == pytest.approx(apart / largest)
+    of = len(report.rows) + 200
+    assert seen == [(i, of) for i in range(1, of + 1)]
+
+
+def test_the_shape_is_the_one_asked_for() -> None:
+    m = gradcheck.MODEL
+    assert (m.layers, m.width, m.heads, m.head_dim, m.kv_heads, m.vocab_size, m.context) == (2, 48, 4, 12, 2, 97, 9)
+    assert (gradcheck.SEQUENCES, gradcheck.MEMORISE_STEPS, gradcheck.MEMORISED_BELOW) == (3, 200, 0.05)
+    assert (gradcheck.RELATIVE, gradcheck.ABSOLUTE) == (1e-2, 1e-4)
+    assert (gradcheck.LOSS_MOVES, gradcheck.SMALLEST_STEP) == (2e-4, 1e-3)
+
+
+def test_the_reference_loss_is_the_float64_models(device: Device) -> None:
+    check = gradcheck.Check(device)
+    losses = Float64Model(check.weights, gradcheck.MODEL)(check.tokens, check.targets).losses
+    assert float(losses.mean()) == pytest.approx(gradcheck.REFERENCE_LOSS, abs=1e-6)
+
+
+def test_the_weights_make_attention_matter(device: Device) -> None:
+    """At the check's weights Q and K have gradients of the size of V's, and attention is no plain mean."""
+    check = gradcheck.Check(device)
+    cfg = gradcheck.MODEL
+    model = Float64Model(check.weights, cfg)
+    g = model(check.tokens, check.targets).gradients["layers.0.qkv"]
+    q, k, v = np.split(g, [cfg.heads * cfg.head_dim, (cfg.heads + cfg.kv_heads) * cfg.head_dim], axis=1)
+    assert min(np.linalg.norm(q), np.linalg.norm(k)) > 0.3 * np.linalg.norm(v)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`old` becomes `new` in the kernel text of a stem (all `times` times that it occurs)."""
+
+    name: str
+    stem: str
+    old: str
+    new: str
+    times: int = 1
+
+    def text(self) -> str:
+        reference = self.stem in render.REFERENCES
+        shipped = render.reference_source(self.stem) if reference else render.render(self.stem)
+        assert shipped.count(self.old) == self.times, (
+            f"{self.name}: {self.old!r} occurs {shipped.count(self.old)} times"
+        )
+        return shipped.replace(self.old, self.new)
+
+
+MUTANTS: list[Mutant] = []
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+def test_mutants_are_caught(device: Device, mutant: Mutant) -> None:
+    report = gradcheck.run(device, overrides={mutant.stem: mutant.text()})
+    assert not report.passed, mutant.name
+
+
+def test_report_as_json() -> None:
+    row = gradcheck.Row("embedding", "random", 1.0, math.nan, math.inf, False)
+    report = gradcheck.Report(False, 4.5, math.nan, (row,))
+    assert json.loads(report.to_json()) == {
+        "passed": False,
+        "loss_at_init": 4.5,
+        "memorised_loss": None,
+        "rows": [
+            {
+                "tensor": "embedding",
+                "direction": "random",
+                "analytic": 1.0,
+                "numeric": None,
+                "error": None,
+                "passed": False,
+            }
+        ],
+    }
+
+
+def test_command() -> None:
+    """The table and the JSON on the CPU device; exit code 0."""
+    result = CliRunner().invoke(command, ["--device", "cpu"])
+    assert result.exit_code == 0, result.output
+    assert "layers.1.mlp_down" in result.stdout and "gradcheck passed: all 28 rows" in result.stdout
+    assert "FAIL" not in result.stdout
+    result = CliRunner().invoke(command, ["--device", "cpu", "--json"])
+    report = json.loads(result.stdout)
+    assert result.exit_code == 0 and report["passed"] is True and len(report["rows"]) == 28
+    assert set(report) == {"passed", "loss_at_init", "memorised_loss", "rows"}
+
+
+@pytest.mark.parametrize("spoil", ["row", "initial", "memorised"])
+def test_command_fails(monkeypatch: pytest.MonkeyPatch, spoil: str) -> None:
+    """Exit code 1 and the verdict beside what is off, in both forms."""
+    row = gradcheck.Row("embedding", "gradient", 1.0, 1.001, 1e-3, True)
+    report = gradcheck.Report(False, gradcheck.REFERENCE_LOSS, 0.001, (row,))
+    if spoil == "row":
+        report = replace(report, rows=(replace(row, numeric=2.0, error=0.5, passed=False),))
+    elif spoil == "initial":
+        report = replace(report, loss_at_init=4.7)
+    else:
+        report = replace(report, memorised_loss=1.0)
+    monkeypatch.setattr(gradcheck, "run", lambda *args, **kwargs: report)
+    result = CliRunner().invoke(command, ["--device", "cpu"])
+    assert result.exit_code == 1 and "gradcheck FAILED" in result.stdout
+    assert result.stdout.count("FAIL ") + result.stdout.count("FAIL\n") >= 1
+    result = CliRunner().invoke(command, ["--device", "cpu", "--json"])
+    assert result.exit_code == 1 and json.loads(result.stdout)["passed"] is False
+
+
+def test_help_has_an_example() -> None:
+    result = CliRunner().invoke(command, ["--help"])
+    assert result.exit_code == 0 and "ptxtrain gradcheck --device cpu" in result.stdout
