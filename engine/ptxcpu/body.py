@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, NoReturn
+from typing import Final
 
 from ptxtrain.engine.ptxcpu import declare
 from ptxtrain.engine.ptxcpu.check import check
 from ptxtrain.engine.ptxcpu.lexer import Cursor, Token, fold, nearest
-from ptxtrain.engine.ptxcpu.scope import COMPONENTS, REGISTER_TYPES, SPECIAL_VECTORS, SPECIALS, Family, Names, Scope
+from ptxtrain.engine.ptxcpu.operands import Operands
+from ptxtrain.engine.ptxcpu.scope import REGISTER_TYPES, SPECIAL_VECTORS, SPECIALS, Family, Names, Scope
 from ptxtrain.engine.ptxcpu.tree import (
-    Address,
-    Call,
     Function,
     Guard,
-    Imm,
     Instruction,
     Label,
     Module,
-    Negated,
     Operand,
-    Pair,
     PtxError,
-    Reg,
-    Sink,
-    Special,
     Symbol,
     Variable,
-    Vector,
 )
 
 _MOST_REGISTERS: Final = 1 << 24
@@ -41,6 +33,7 @@ class Body:
         self.cursor, self.module, self.function, self.names = cursor, module, function, names
         self._labels: list[tuple[int, int, Scope, Token]] = []  # body index, operand index, scope, name: to resolve
         self._targets: list[tuple[str, Scope, list[Token]]] = []
+        self.operands = Operands(cursor, module, names)
         self._depth = 1
 
     def read(self) -> None:
@@ -66,8 +59,6 @@ class Body:
                 self._depth -= 1
                 if not self.names.leave():
                     break
-            elif token.text == ";" and token.kind == "punct":
-                cursor.take()
             elif token.kind == "end":
                 cursor.fail(f"the file ends inside {self.function.name}: '}}' is missing")
             else:
@@ -84,7 +75,7 @@ class Body:
             self._registers()
         elif word in declare.SPACES:
             cursor.take()
-            for name, variable in declare.variables(cursor, word[1:], self.resolve):
+            for name, variable in declare.variables(cursor, word[1:], self.operands.symbol):
                 self.declare_variable(name, variable)
         elif word in (".loc", ".file"):
             skip_line_directive(cursor)
@@ -160,9 +151,9 @@ class Body:
             self._targets.append((unique, self.names.scope, targets))
         elif cursor.accept(".calltargets"):
             self.names.declare(name.text, "prototype", span)
-            self._symbol(cursor.word("a function"))
+            self.operands.symbol(cursor.word("a function"))
             while cursor.accept(","):
-                self._symbol(cursor.word("a function"))
+                self.operands.symbol(cursor.word("a function"))
             cursor.expect(";", "after .calltargets")
         elif cursor.accept(".callprototype"):
             self.names.declare(name.text, "prototype", span)
@@ -189,7 +180,7 @@ class Body:
         if cursor.accept("@"):
             negated = cursor.accept("!")
             token = cursor.word("a predicate")
-            reg = self._register(token)
+            reg = self.operands.register(token)
             if reg.type != "pred":
                 cursor.fail(f"a guard is a predicate; {token.text} is a .{reg.type} register", token)
             guard = Guard(reg, negated)
@@ -202,7 +193,7 @@ class Body:
         places: list[Token] = []
         if opcode == "call":
             places.append(cursor.token)
-            operands.append(self._call())
+            operands.append(self.operands.call())
         else:
             branch = opcode in ("bra", "brx")
             while not cursor.at(";"):
@@ -214,230 +205,29 @@ class Body:
                     self._labels.append((len(self.function.body), len(operands), self.names.scope, token))
                     operands.append(Symbol(token.text))
                 else:
-                    operands.append(self._operand())
+                    operands.append(self.operands.operand())
         end = cursor.token.offset
         cursor.expect(";", f"after {opcode}")
         text = fold(cursor.text[start:end])
         instruction = Instruction(opcode, tuple(modifiers), tuple(operands), guard, cursor.span(start), text)
-        wrong = check(instruction)
+        wrong = check(instruction, self._space_of)
         if wrong is not None:
             index, message = wrong
             at = places[index].offset if 0 <= index < len(places) else name.offset
             raise PtxError(message, cursor.path, cursor.span(at), text)
         self.function.body.append(instruction)
 
+    def _space_of(self, name: str) -> str | None:
+        """The state space of a variable, None for a function."""
+        function = self.function
+        variable = function.variables.get(name) or self.module.variables.get(name)
+        if variable is None:
+            variable = next((v for v in (*function.params, *function.returns) if v.name == name), None)
+        return None if variable is None else variable.space
+
     @staticmethod
     def _is_label(opcode: str, modifiers: list[str], index: int) -> bool:
         return index == (1 if opcode == "brx" and "idx" in modifiers else 0)
-
-    def _operand(self) -> Operand:
-        cursor = self.cursor
-        token = cursor.token
-        if token.kind == "word":
-            found = self._named()
-            if cursor.at("|"):
-                cursor.take()
-                second = self._named()
-                if not isinstance(found, Reg | Sink) or not isinstance(second, Reg | Sink):
-                    cursor.fail("both sides of | are registers", token)
-                return Pair(found, second)
-            return found
-        if token.text == "[" and token.kind == "punct":
-            return self._address()
-        if token.text == "{" and token.kind == "punct":
-            return self._vector()
-        if token.text == "!" and token.kind == "punct" and cursor.after().kind == "word":
-            cursor.take()
-            name = cursor.take()
-            reg = self._register(name)
-            if reg.type != "pred":
-                cursor.fail(f"! takes a predicate; {name.text} is a .{reg.type} register", name)
-            return Negated(reg)
-        if token.kind in ("int", "float") or (token.kind == "punct" and token.text in "-+~!("):
-            return cursor.constant()
-        cursor.fail(f"expected an operand, found {cursor.shown()}")
-
-    def _named(self) -> Operand:
-        """A register, vector of registers, special register, symbol with an offset, `_` or `WARP_SZ`."""
-        cursor = self.cursor
-        if cursor.token.kind != "word":
-            cursor.fail(f"expected a register, found {cursor.shown()}")
-        token = cursor.take()
-        if token.text == "_":
-            return Sink()
-        named = self.names.find(token.text)
-        if named is not None and named.registers:
-            if named.kind == "register":
-                if cursor.token.kind == "dot":
-                    cursor.fail(f"{token.text} is not a vector and has no {cursor.token.text}")
-                return named.registers[0]
-            component = self._component(token, named.registers)
-            return Vector(named.registers) if component is None else component
-        if token.text[0] == "%" and token.text in SPECIAL_VECTORS:
-            part = cursor.token
-            if part.kind != "dot" or part.text[1:] not in tuple(COMPONENTS):
-                cursor.fail(f"{token.text} needs a component: {token.text}.x, .y or .z")
-            cursor.take()
-            return Special(token.text + part.text)
-        if token.text in SPECIALS:
-            return Special(token.text)
-        if token.text == "WARP_SZ":
-            return Imm(32, "int")
-        name = self._symbol(token)
-        return Symbol(name, cursor.integer() if cursor.at("+", "-") else 0)
-
-    def _component(self, token: Token, registers: tuple[Reg, ...]) -> Reg | None:
-        cursor = self.cursor
-        if cursor.token.kind != "dot":
-            return None
-        part = cursor.take()
-        index = {"x": 0, "y": 1, "z": 2, "w": 3, "r": 0, "g": 1, "b": 2, "a": 3}.get(part.text[1:], 9)
-        if index >= len(registers):
-            cursor.fail(f"{token.text} has {len(registers)} elements and no {part.text}", part)
-        return registers[index]
-
-    def _register(self, token: Token) -> Reg:
-        named = self.names.find(token.text)
-        if named is None or not named.registers:
-            self._undeclared(token)
-        if named.kind == "vector":
-            reg = self._component(token, named.registers)
-            if reg is None:
-                self.cursor.fail(f"{token.text} is a vector; name one element, as {token.text}.x", token)
-            return reg
-        return named.registers[0]
-
-    def resolve(self, token: Token) -> str:
-        """The unique name of a variable or function."""
-        return self._symbol(token)
-
-    def _symbol(self, token: Token) -> str:
-        named = self.names.find(token.text)
-        if named is not None and named.kind in ("variable", "prototype", "targets"):
-            return named.unique
-        if named is None and (token.text in self.module.variables or token.text in self.module.functions):
-            return token.text
-        if named is not None and named.kind == "label":
-            self.cursor.fail(f"{token.text} is a label; only branches take labels", token)
-        self._undeclared(token)
-
-    def _undeclared(self, token: Token) -> NoReturn:
-        names = self.names.visible("register", "variable")
-        what = "register" if token.text[0] == "%" else "name"
-        if what == "name":
-            names += [*self.module.variables, *self.module.functions]
-        else:
-            names += SPECIALS
-        self.cursor.fail(f"undeclared {what} {token.text}{nearest(token.text, names)}", token)
-
-    def _address(self) -> Address:
-        cursor = self.cursor
-        cursor.take()
-        base: Reg | Symbol | None = None
-        offset = 0
-        if cursor.token.kind == "word":
-            token = cursor.token
-            found = self._named()
-            if isinstance(found, Symbol):
-                base, offset = Symbol(found.name), found.offset
-            elif isinstance(found, Reg):
-                base = found
-                offset = self._offset()
-            elif isinstance(found, Imm):
-                offset = found.value
-            else:
-                cursor.fail(f"an address is a register or a symbol, with an offset; not {token.text}", token)
-        elif cursor.at("]"):
-            cursor.fail("an address needs a register, a symbol or a constant")
-        else:
-            offset = cursor.integer()
-        if cursor.at(","):
-            cursor.fail("addresses with coordinates (textures, tensor maps) are not supported")
-        if cursor.at("["):
-            cursor.fail("write an offset in bytes, as [name+16], not an index")
-        cursor.expect("]", "after an address")
-        return Address(base, offset)
-
-    def _offset(self) -> int:
-        """`+4`, `+-4`, `-4` or nothing."""
-        if self.cursor.accept("+"):
-            return self.cursor.integer()
-        return self.cursor.integer() if self.cursor.at("-") else 0
-
-    def _vector(self) -> Vector:
-        cursor = self.cursor
-        cursor.take()
-        elements: list[Reg | Imm | Sink] = []
-        while True:
-            token = cursor.token
-            element = self._named() if token.kind == "word" else cursor.constant()
-            if not isinstance(element, Reg | Imm | Sink):
-                cursor.fail(f"a vector's elements are registers, constants or _; not {token.text}", token)
-            elements.append(element)
-            if not cursor.accept(","):
-                break
-        cursor.expect("}", "after a vector")
-        return Vector(tuple(elements))
-
-    def _call(self) -> Call:
-        cursor = self.cursor
-        returns: list[Symbol | Reg] = []
-        if cursor.accept("("):
-            while True:
-                token = cursor.token
-                value = self._named()
-                if not isinstance(value, Symbol | Reg):
-                    cursor.fail(f"a call returns into a register or a .param variable, not {token.text}", token)
-                returns.append(value)
-                if not cursor.accept(","):
-                    break
-            cursor.expect(")", "after what a call returns")
-            cursor.expect(",", "before the function")
-        token = cursor.word("a function")
-        named = self.names.find(token.text)
-        callee: Symbol | Reg
-        if named is not None and named.registers:
-            callee = self._register(token)
-        elif named is None and token.text in self.module.functions:
-            callee = Symbol(token.text)
-        elif named is not None or token.text in self.module.variables:
-            cursor.fail(f"{token.text} is not a function", token)
-        else:
-            close = nearest(token.text, self.module.functions)
-            cursor.fail(f"undeclared function {token.text}{close}", token)
-        arguments: list[Symbol | Reg | Imm] = []
-        if cursor.accept(","):
-            if cursor.accept("("):
-                while not cursor.at(")"):
-                    if arguments:
-                        cursor.expect(",", "between arguments")
-                    token = cursor.token
-                    value = self._named() if token.kind == "word" else cursor.constant()
-                    if not isinstance(value, Symbol | Reg | Imm):
-                        cursor.fail(f"a call takes registers, constants and .param variables, not {token.text}", token)
-                    arguments.append(value)
-                cursor.take()
-                if cursor.accept(","):
-                    self._prototype()
-            else:
-                self._prototype()
-        if isinstance(callee, Symbol):
-            self._fits(token, self.module.functions[callee.name], returns, arguments)
-        return Call(tuple(returns), callee, tuple(arguments))
-
-    def _prototype(self) -> None:
-        token = self.cursor.word("a prototype")
-        named = self.names.find(token.text)
-        if (named is None or named.kind != "prototype") and token.text not in self.module.functions:
-            self.cursor.fail(f"{token.text} is not a .callprototype or .calltargets label above this call", token)
-
-    def _fits(
-        self, token: Token, callee: Function, returns: list[Symbol | Reg], arguments: list[Symbol | Reg | Imm]
-    ) -> None:
-        variadic = bool(callee.params) and callee.params[-1].nbytes == 0
-        for what, given, wanted in (("arguments", arguments, callee.params), ("results", returns, callee.returns)):
-            if len(given) != len(wanted) and not (variadic and what == "arguments" and len(given) >= len(wanted) - 1):
-                self.cursor.fail(f"{callee.name} has {len(wanted)} {what}, not {len(given)}", token)
 
     # Labels, which may stand behind the branches to them
 
