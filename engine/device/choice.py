@@ -80,6 +80,7 @@ def _cuda() -> tuple[Device, str]:
 def facts(wanted: str | None = None, threads: int | None = None) -> list[tuple[str, str]]:
     """What this machine has and what would be chosen, as (name, value) lines. Never raises: what fails is a value."""
     lines = [("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")]
+    device: Device | None = None
     try:
         device, choice = open_device(wanted, threads)
         lines.append(("device", str(choice)))
@@ -91,7 +92,7 @@ def facts(wanted: str | None = None, threads: int | None = None) -> list[tuple[s
         (f"${VARIABLE}", os.environ.get(VARIABLE) or "not set"),
         *_cuda_facts(),
         ("nvrtc", _nvrtc_fact()),
-        *_cpu_facts(threads),
+        *_cpu_facts(device if device is not None and device.kind == "cpu" else None, threads),
         ("numpy", _version("numpy")),
         ("kernel cache", str(cache_root())),
     ]
@@ -146,7 +147,7 @@ def _nvrtc_fact() -> str:
     return f"{tools.version}, {headers}"
 
 
-def _cpu_facts(threads: int | None) -> list[tuple[str, str]]:
+def _cpu_facts(device: Device | None, threads: int | None) -> list[tuple[str, str]]:
     from llvmlite import binding
 
     features = binding.get_host_cpu_features()
@@ -155,7 +156,7 @@ def _cpu_facts(threads: int | None) -> list[tuple[str, str]]:
         ("cpu features", " ".join(name for name in _FEATURES if features.get(name)) or "none of those that matter"),
     ]
     try:
-        device = _cpu(threads)
+        device = device or _cpu(threads)
     except PtxtrainError as error:
         return [("cpu", str(error)), *lines]
     count = getattr(device, "threads", None)

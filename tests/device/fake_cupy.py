@@ -63,6 +63,7 @@ class State:
         self.load_error: int | None = None
         self.count_error: int | None = None
         self.next_launch_error: int | None = None  # raised when the next queued kernel executes
+        self.last_shared = 0  # dynamic shared memory of the last launch
         self.lost: int | None = None
         self.current: list[Stream] = []
         self.device = 0
@@ -230,10 +231,9 @@ class Stream:
 
     state: State
 
-    def __init__(
-        self, null: bool = False, non_blocking: bool = False, ptds: bool = False, priority: int | None = None
-    ) -> None:
+    def __init__(self, *, non_blocking: bool) -> None:
         self.state.check()
+        assert non_blocking, "a blocking stream waits for the null stream"
         self.queue: list[Callable[[], Any]] = []
         self.executed = 0
         self.nodes: list[Callable[[], Any]] | None = None  # not None: capturing
@@ -266,7 +266,7 @@ class Stream:
             raise CUDARuntimeError(CAPTURE_UNSUPPORTED)
         self.execute(len(self.queue))
 
-    def begin_capture(self, mode: int | None = None) -> None:
+    def begin_capture(self) -> None:
         self.state.check()
         assert self.nodes is None, "capture within capture"
         if not self.state.can_capture:
@@ -297,7 +297,7 @@ class Event:
 
     state: State
 
-    def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
+    def __init__(self, *, block: bool, disable_timing: bool) -> None:
         self.state.check()
         self._stream: Stream | None = None
         self._position = 0
@@ -372,6 +372,7 @@ class RawKernel:
             assert arg.itemsize == width, f"{self._name}: {name} has {width} bytes, got {arg.dtype}"
         if shared_mem > self._dynamic or np.prod(block) > self.max_threads_per_block:
             raise CUDADriverError(INVALID_VALUE)
+        state.last_shared = shared_mem
         error, state.next_launch_error = state.next_launch_error, None
 
         def execute() -> None:

@@ -91,6 +91,7 @@ def test_large_dynamic_shared_memory_is_asked_for_once(fake: FakeCupy, cuda: Cud
     cuda.plan([launch(48 << 10)])
     assert kernel.handle.function.max_dynamic_shared_size_bytes == 48 << 10
     cuda.plan([launch(99 << 10), launch(64 << 10)])
+    assert fake.state.last_shared == 64 << 10
     assert kernel.handle.function.max_dynamic_shared_size_bytes == 99 << 10
     with pytest.raises(
         PtxtrainError, match="reverse needs 100 KiB of shared memory per block; Fake A100 allows 99 KiB"

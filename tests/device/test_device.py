@@ -69,6 +69,12 @@ def test_fill_sets_every_byte(device: Device) -> None:
     assert (device.read(buffer, np.uint8, (1001,)) == 0).all()
 
 
+def test_a_short_upload_leaves_the_rest(device: Device) -> None:
+    buffer = device.write(np.arange(1000, dtype=np.int32))
+    device.upload(buffer, np.full(3, -1, np.int32))
+    assert device.read(buffer, np.int32, (1000,)).tolist() == [-1, -1, -1, *range(3, 1000)]
+
+
 def test_a_short_download_takes_the_start(device: Device) -> None:
     buffer = device.write(np.arange(10, dtype=np.int32))
     assert device.read(buffer, np.int32, (3,)).tolist() == [0, 1, 2]
@@ -221,7 +227,7 @@ def test_what_cannot_be_loaded_is_named(device: Device, folder: Path) -> None:
     path = write_kernel(folder, SCALE, "scale")
     with pytest.raises(PtxtrainError, match=r"no entry called nonesuch.*scale"):
         device.load(path, "nonesuch")
-    broken = write_kernel(folder, SCALE.replace("%value, %factor;", "%value, %nonesuch;"), "broken")
+    broken = write_kernel(folder, SCALE.replace("%value, %value, %factor;", "%value, %value, %nonesuch;"), "broken")
     with pytest.raises(PtxtrainError, match=r"broken\.ptx:\d+.*nonesuch") as caught:
         device.load(broken, "scale")
     assert "\n" not in str(caught.value)
