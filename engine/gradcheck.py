@@ -15,6 +15,9 @@ scores are nearly equal and the gradient of Q and K is a hundredth of that of V 
 hide in the tolerance. At 8 times the scores differ by about one and Q, K and V weigh alike. The size of the logits
 depends on the embedding alone, so the loss stays near ln V.
 
+The gradient is taken twice: in one micro-batch, which the direction along the gradient checks, and in three of one sequence
+each, which add up in place and which the random direction checks.
+
 Differences cannot see a forward and a backward that agree on the wrong function, so the loss at init is held against a
 float64 model's as well.
 """
@@ -118,10 +121,10 @@ def run(
     check = Check(device, overrides)
     total = 2 * len(check.step.table) + MEMORISE_STEPS
     loss_at_init = check.loss_at_init()
-    gradient = check.gradient()
+    gradients = {"gradient": check.gradient(check.step), "random": check.gradient(check.pieces)}
     rows: list[Row] = []
     for index, tensor in enumerate(check.step.table):
-        for direction in ("gradient", "random"):
+        for direction, gradient in gradients.items():
             rows.append(check.row(index, tensor, direction, gradient))
             if progress is not None:
                 progress(len(rows), total)
@@ -134,15 +137,15 @@ class Check:
     """The small model, its batch and its weights."""
 
     def __init__(self, device: Device, overrides: Mapping[str, str] | None = None) -> None:
-        self.step = TrainStep(check_config(), device, way="f32", overrides=overrides)
+        self.step, self.pieces = (
+            TrainStep(check_config(), device, way="f32", micro_batch=size, overrides=overrides)
+            for size in (SEQUENCES, 1)
+        )
         context, vocab = MODEL.context, MODEL.vocab_size
         words = philox.words(SEED, philox.GRADIENT_CHECK, 0, 0, SEQUENCES * (context + 1))
         text = (words % vocab).astype(np.int32).reshape(SEQUENCES, context + 1)
         self.tokens: I32 = np.ascontiguousarray(text[:, :-1])
         self.targets: I32 = np.ascontiguousarray(text[:, 1:])
-        self.order: I32 = np.argsort(self.tokens.reshape(-1), kind="stable").astype(np.int32)
-        counts = np.bincount(self.tokens.reshape(-1), minlength=vocab)
-        self.starts: I32 = np.concatenate([[0], np.cumsum(counts)]).astype(np.int32)
         self.weights = init.initial_weights(MODEL, SEED)
         for tensor in self.step.table:
             if tensor.decay and tensor.name != "embedding":
@@ -160,15 +163,21 @@ class Check:
         self.step.load(weights, self.zero, self.zero)
         return float(self.step.row_losses(self.tokens, self.targets).astype(np.float64).mean())
 
-    def gradient(self) -> F32:
+    def gradient(self, step: TrainStep) -> F32:
         """The gradient of the mean loss at the weights, f32 [parameters]."""
-        self.step.load(self.weights, self.zero, self.zero)
-        self._forward_backward()
-        return self.step.gradient()
+        step.load(self.weights, self.zero, self.zero)
+        self._forward_backward(step)
+        return step.gradient()
 
-    def _forward_backward(self) -> None:
-        self.step.begin(self.targets.size)
-        self.step.micro_batch(0, self.tokens, self.targets, self.order, self.starts)
+    def _forward_backward(self, step: TrainStep) -> None:
+        """The batch, in micro-batches of the step's size."""
+        step.begin(self.targets.size)
+        for i in range(step.micro_batches):
+            part = slice(i * step.micro_size, (i + 1) * step.micro_size)
+            flat = self.tokens[part].reshape(-1)
+            order = np.argsort(flat, kind="stable").astype(np.int32)
+            starts = np.searchsorted(flat[order], np.arange(MODEL.vocab_size + 1)).astype(np.int32)
+            step.micro_batch(i, self.tokens[part], self.targets[part], order, starts)
 
     def row(self, index: int, tensor: Tensor, direction: str, gradient: F32) -> Row:
         """One tensor along its gradient or along a random direction (stream `index + 1` of the check's numbers)."""
@@ -204,7 +213,7 @@ class Check:
         """The mean loss of the one batch after 200 AdamW steps on it."""
         self.step.load(self.weights, self.zero, self.zero)
         for t in range(1, MEMORISE_STEPS + 1):
-            self._forward_backward()
+            self._forward_backward(self.step)
             self.step.finish(t, MEMORISE_LR)
             progress(t)
         total, count = self.step.evaluate(self.tokens, self.targets)

@@ -81,10 +81,97 @@ class Mutant:
         return shipped.replace(self.old, self.new)
 
 
-MUTANTS: list[Mutant] = []
+MUTANTS = [
+    Mutant(
+        "attention forward: no causal mask",
+        "attention",
+        "float p = exp_(row[key0] - top);\n        const float kept = key0 + lane <= query ? p : 0.0f;",
+        "float p = exp_(row[key0] - top);\n        const float kept = p;",
+    ),
+    Mutant(
+        "attention backward: no causal mask",
+        "attention",
+        "float p = exp_(probabilities[at] - lse[row]);\n                const float kept = key0 + lane <= query ? p : 0.0f;",
+        "float p = exp_(probabilities[at] - lse[row]);\n                const float kept = p;",
+    ),
+    Mutant(
+        "attention: unscaled score",
+        "attention",
+        "out[(u64)query * pitch] = sum[r] * scale;",
+        "out[(u64)query * pitch] = sum[r];",
+    ),
+    Mutant(
+        "attention backward: unscaled score gradient",
+        "attention",
+        "dscores[at] = kept * (sum[r] - delta[row]) * scale;",
+        "dscores[at] = kept * (sum[r] - delta[row]);",
+    ),
+    Mutant(
+        "attention: scores with the wrong key head",
+        "attention",
+        "const T* k = rows + (heads + head / (heads / kv_heads)) * head_dim;",
+        "const T* k = rows + (heads + head % kv_heads) * head_dim;",
+    ),
+    Mutant(
+        "attention backward: the wrong value head",
+        "attention",
+        "(heads + kv_heads + head / (heads / kv_heads)) * head_dim;",
+        "(heads + kv_heads + head % kv_heads) * head_dim;",
+    ),
+    Mutant(
+        "attention: the wrong head in outputs and dq",
+        "attention",
+        "x_first + head / (heads / kv_heads) * head_dim;",
+        "x_first + head % kv_heads * head_dim;",
+    ),
+    Mutant(
+        "attention backward: no delta",
+        "attention",
+        "kept * (sum[r] - delta[row]) * scale",
+        "kept * sum[r] * scale",
+    ),
+    Mutant(
+        "attention backward: dq without its first key",
+        "attention",
+        "mix(sum, w, 1, source + c, x_stride, 0, last,",
+        "mix(sum, w, 1, source + c, x_stride, out_stride == x_stride ? 1 : 0, last,",
+    ),
+    Mutant(
+        "attention backward: dk without its first query",
+        "attention",
+        "x_stride, key0, context - 1,",
+        "x_stride, key0 + (out_first == heads * head_dim ? 1 : 0), context - 1,",
+    ),
+    Mutant(
+        "attention backward: dv without its first query",
+        "attention",
+        "x_stride, key0, context - 1,",
+        "x_stride, key0 + (out_first == heads * head_dim ? 0 : 1), context - 1,",
+    ),
+    Mutant(
+        "attention backward: one query head of the group left out",
+        "attention",
+        "head < (kv_head + 1) * group;",
+        "head < (kv_head + 1) * group - 1;",
+    ),
+    Mutant(
+        "matmul: weight gradients without the last row",
+        "matmul",
+        "const u32 steps = smaller(TILE_K, k - k0);",
+        "const u32 steps = smaller(TILE_K, k - k0) - (LAYOUT == TN ? 1 : 0);",
+    ),
+    Mutant(
+        "matmul: the gradient of normed inputs without the last column of QKV",
+        "matmul",
+        "const u32 steps = smaller(TILE_K, k - k0);",
+        "const u32 steps = smaller(TILE_K, k - k0) - (LAYOUT == NT && k == 96 && k0 > 0 ? 1 : 0);",
+    ),
+    Mutant("matmul: forgets the sum so far", "matmul", "if (accumulate) {", "if (false) {"),
+    Mutant("matmul: forgets the residual", "matmul", "if (has_residual) {", "if (false) {"),
+]
 
 
-@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
 def test_mutants_are_caught(device: Device, mutant: Mutant) -> None:
     report = gradcheck.run(device, overrides={mutant.stem: mutant.text()})
     assert not report.passed, mutant.name
