@@ -8,8 +8,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, TextIO
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from ptxtrain.engine.progress import FLOPS_FORMULA, Curve, StepReport, View, draw_curve
 
@@ -29,10 +29,29 @@ def make_view(title: str, steps: int, stream: TextIO | None = None) -> View:
     if terminal:
         from rich.console import Console
 
-        console = Console(file=stream)
+        console = Console(file=cast(TextIO, _Lasting(stream)))
         if not console.is_dumb_terminal:
             return LiveView(console, title, steps)
     return PlainView(stream)
+
+
+class _Lasting:
+    """A stream whose writes go nowhere once its other end has gone. rich writes from a thread of its own, too."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(*_LOST):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(*_LOST):
+            self._stream.flush()
 
 
 def amount(number: float) -> str:
@@ -145,19 +164,10 @@ class LiveView(View):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        with self._guard():
-            self._live.start()
-
-    @contextlib.contextmanager
-    def _guard(self) -> Iterator[None]:
-        try:
-            yield
-        except _LOST:
-            self._live = None
+        self._live.start()
 
     def note(self, text: str) -> None:
-        with self._guard():
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -177,10 +187,9 @@ class LiveView(View):
     def sample(self, step: int, text: str) -> None:
         from rich.text import Text
 
-        with self._guard():
-            self._console.rule(f"sample after step {step}", style="dim")
-            self._console.print(Text(text), soft_wrap=True)
-            self._console.rule(style="dim")
+        self._console.rule(f"sample after step {step}", style="dim")
+        self._console.print(Text(text), soft_wrap=True)
+        self._console.rule(style="dim")
 
     def history(self, losses: Sequence[float]) -> None:
         for loss in losses:
@@ -189,8 +198,7 @@ class LiveView(View):
     def close(self) -> None:
         live, self._live = self._live, None
         if live is not None:
-            with contextlib.suppress(*_LOST):
-                live.stop()
+            live.stop()
 
     def _draw(self) -> Group:
         from rich.console import Group

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from ptxtrain.data.errors import DataError
 from ptxtrain.engine.errors import PtxtrainError, StoppedSaved
 
 # Name -> the line that `ptxtrain --help` shows. The module `ptxtrain.cli.NAME` has the click command as `command`.
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error.format_message()}")
     except (click.Abort, KeyboardInterrupt):
         say("stopped")
-    except PtxtrainError as error:
+    except (PtxtrainError, DataError) as error:
         # `ptxtrain train --help | head` may have closed stdout; what was decided stands all the same.
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()

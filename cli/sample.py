@@ -53,8 +53,7 @@ def command(
     from ptxtrain.engine.device.choice import open_device
     from ptxtrain.engine.parameters import parameter_table
     from ptxtrain.engine.rundir import read_info, run_and_step
-    from ptxtrain.engine.sampler import Sampling, generate
-    from ptxtrain.engine.step import TrainStep
+    from ptxtrain.engine.sampler import Sampling, generate, load_model
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     info = read_info(run_and_step(ckpt)[0])
@@ -64,13 +63,12 @@ def command(
     tokenizer = load_tokenizer(info.tokenizer)
     device, choice = open_device(wanted, threads)
     say(f"step {snapshot.step} of {info.path} on {device.name} ({choice})")
-    step = TrainStep(info.config, device, micro_batch=1)
-    step.load(snapshot.params, snapshot.m, snapshot.v)
+    logits = load_model(model, device, snapshot.params, info.config.train.way).logits
     start = tokenizer.encode(prompt) if prompt else [tokenizer.end_of_text]
     text = StreamDecoder(tokenizer)
     click.echo(prompt, nl=False)
     end = tokenizer.end_of_text
-    for token in generate(step.logits, start, context=model.context, tokens=tokens, sampling=sampling, end=end):
+    for token in generate(logits, start, context=model.context, tokens=tokens, sampling=sampling, end=end):
         if token != end:
             click.echo(text.push(token), nl=False)
     click.echo(text.finish())

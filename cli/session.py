@@ -136,10 +136,10 @@ def find_dataset(config: Config, data: Path | None) -> tuple[Dataset, Config]:
         dataset = ensure_sample_dataset(vocab, note=say)
     if dataset.vocab_size != vocab:
         raise PtxtrainError(
-            f"wrong vocabulary: {dataset.path} has {dataset.vocab_size:,} tokens and the model {vocab:,}. Tokenise the text "
+            f"wrong vocabulary: {dataset.directory} has {dataset.vocab_size:,} tokens and the model {vocab:,}. Tokenise the text "
             f"with --vocab-size {vocab}, or train with --set model.vocab_size={dataset.vocab_size}"
         )
-    where = str(Path(dataset.path).resolve())
+    where = str(Path(dataset.directory).resolve())
     return dataset, dataclasses.replace(config, data=dataclasses.replace(config.data, path=where))
 
 
@@ -192,7 +192,6 @@ def _train(
             start,
             last=last,
             numerics=numerics,
-            end_of_text=tokenizer.end_of_text,
             decode=tokenizer.decode,
             stop=stop,
             view=view,

@@ -58,7 +58,7 @@ def command(
     config = load_preset(preset, overrides)
     if dry_run:
         needs = describe(config)
-        click.echo(json.dumps(needs, indent=2) if as_json else as_text(needs))
+        click.echo(json.dumps(needs, indent=2, ensure_ascii=False) if as_json else as_text(needs))
         return
     if as_json:
         raise click.UsageError("--json needs --dry-run")
@@ -102,10 +102,10 @@ def as_text(needs: dict[str, Any]) -> str:
         ("parameters", f"{needs['parameters']:,}"),
         ("step", f"{batch['sequences'] // batch['micro_batch']} micro-batches, {needs['tokens_per_step']:,} tokens"),
         ("run", f"{config['train']['steps']:,} steps, {needs['tokens']:,} tokens, {needs['flops']:.3g} FLOP"),
-        ("a token", f"{amount(needs['flops_per_token'])}FLOP = {needs['flops_formula']}"),
+        ("a token", f"{amount(needs['flops_per_token'])} FLOP = {needs['flops_formula']}"),
         (
             "a checkpoint",
-            f"{size(needs['checkpoint_bytes'])} on disk, {config['train']['keep']} kept, one more the best",
+            f"{size(needs['checkpoint_bytes'])} on disk, {config['train']['keep']} kept and the best one",
         ),
         *((f"memory, {kind}", size(count)) for kind, count in needs["memory"].items()),
     ]

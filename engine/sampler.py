@@ -14,7 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ptxtrain.engine import philox
+from ptxtrain.engine.config import ModelConfig
+from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.inference import Inference
+from ptxtrain.engine.init import F32
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.model import Weights
+from ptxtrain.engine.ops import cast
+from ptxtrain.engine.parameters import Flat, matrix_count, parameter_table
 
 Logits: TypeAlias = npt.NDArray[np.float32]  # [V]
 # tokens i32 [1, t], t <= T -> logits f32 [V] of the last position
@@ -88,3 +96,23 @@ def generate(
         if token == end:
             return
         text.append(token)
+
+
+def load_model(
+    cfg: ModelConfig,
+    device: Device,
+    params: F32,  # flat, [parameters]
+    way: str,
+) -> Inference:
+    """A model to sample from, alone on the device: weights, and none of what training needs."""
+    table = parameter_table(cfg)
+    weights = Flat(device.write(params), table, 4)
+    if way == "f32":
+        return Inference(cfg, device, Weights(weights, weights), way=way)
+    count = matrix_count(table)
+    copies = device.alloc(2 * count)
+    rec = Recorder(device)
+    cast.to_bf16(rec, copies, weights.buffer, count=count)
+    device.run(rec.plan())
+    device.synchronize()
+    return Inference(cfg, device, Weights(weights, Flat(copies, table, 2)), way=way)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from importlib import resources
@@ -12,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ptxtrain.data.loader import Loader, Position, sort_rows
-from ptxtrain.engine.checkpoint import Saver, Snapshot
+from ptxtrain.data.errors import DataError
+from ptxtrain.data.loader import Loader, Position, ValidationReader, sort_rows
+from ptxtrain.engine.checkpoint import Saver, Snapshot, list_steps
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
@@ -58,7 +60,6 @@ def train(
     *,
     last: int,  # the step to end at
     numerics: str,
-    end_of_text: int,
     decode: Callable[[Sequence[int]], str],
     stop: Stop,
     view: View,
@@ -94,29 +95,20 @@ def train(
                 view.phase("making the kernels ready")
                 step = TrainStep(config, device)
                 step.load(start.params, start.m, start.v)
+                loader = Loader(
+                    dataset.train, config.model.context, config.model.vocab_size, Position(*start.position)
+                )
+                validation = _validation(dataset.val, config, view)
                 view.phase("")
         except StopRequested:
             stop.describe = lambda: f"step {start.step} is being saved"
             saver.submit(start)
             return _ended(Outcome(start, False, None, None, None), saver, newest)
-        loader = Loader(dataset.train, config.model.context, config.model.vocab_size, Position(*start.position))
-
-        def sample(stopping: Callable[[], bool]) -> str | None:
-            tokens: list[int] = []
-            sampling = Sampling(seed=run.info.seed)
-            for token in generate(
-                step.logits,
-                [end_of_text],
-                context=config.model.context,
-                tokens=config.train.sample_tokens,
-                sampling=sampling,
-                end=end_of_text,
-            ):
-                tokens.append(token)
-                if stopping():
-                    return None
-            return decode(tokens)
-
+        except (PtxtrainError, DataError):
+            if fresh and not list_steps(run.path):
+                metrics.close()
+                _discard(run)
+            raise
         trainer = Trainer(
             config,
             device,
@@ -126,8 +118,8 @@ def train(
             reader=loader,
             sort=sort_rows,
             locate=lambda position: f"{dataset.train[position.file].path}, token {position.token:,}",
-            validation=_validation(dataset.val, config, view),
-            sample=sample,
+            validation=validation,
+            sample=lambda stopping: _sample(step, config, dataset.end_of_text, decode, run.info.seed, stopping),
             saves=saver,
             metrics=metrics.log,
             cadence=Cadence(config.train.save_every, 60 * config.train.save_minutes),
@@ -160,6 +152,41 @@ def _ended(outcome: Outcome, saver: Saver, newest: Callable[[], str]) -> Outcome
     return outcome
 
 
+def _discard(run: RunDirectory) -> None:
+    """A run that could not begin leaves nothing: `--run` may name its place again, and `resume` does not find it."""
+    for name in ("run.json", "tokenizer.json", "metrics.jsonl", "run.lock"):
+        with contextlib.suppress(OSError):
+            run.io.unlink(run.path / name)
+    with contextlib.suppress(OSError):
+        run.io.rmdir(run.info.checkpoints)
+        run.io.rmdir(run.path)
+
+
+def _sample(
+    step: TrainStep,
+    config: Config,
+    end_of_text: int,
+    decode: Callable[[Sequence[int]], str],
+    seed: int,
+    stopping: Callable[[], bool],
+) -> str | None:
+    """A document from its start; None if a stop is asked for meanwhile."""
+    tokens: list[int] = []
+    for token in generate(
+        step.logits,
+        [end_of_text],
+        context=config.model.context,
+        tokens=config.train.sample_tokens,
+        sampling=Sampling(seed=seed),
+        end=end_of_text,
+    ):
+        if stopping():
+            return None
+        if token != end_of_text:
+            tokens.append(token)
+    return decode(tokens)
+
+
 def _losses(run: RunDirectory, upto: int) -> list[float]:
     """The losses of steps 1 to `upto`; of a step that two attempts ran, the later one's."""
     found = {
@@ -171,14 +198,14 @@ def _losses(run: RunDirectory, upto: int) -> list[float]:
 
 
 def _validation(shards: Sequence[TokShard], config: Config, view: View) -> tuple[I32, I32] | None:
-    """The first sequences of the validation shards, tokens and targets [n, T]; None where there are none."""
-    context = config.model.context
-    there = sum(max(len(shard.tokens) - 1, 0) // context for shard in shards)
-    count = min(there, config.train.validate_sequences)
-    if not count:
-        if config.train.validate_every:
-            view.note(f"no validation: the dataset has no validation sequence of {context} tokens")
+    """The validation sequences, tokens and targets [n, T]; None where the split holds none."""
+    try:
+        reader = ValidationReader(
+            shards, config.model.context, config.model.vocab_size, config.train.validate_sequences
+        )
+    except DataError as error:
+        view.note(f"no validation: {error}")
         return None
-    tokens, targets = (np.empty((count, context), np.int32) for _ in range(2))
-    Loader(shards, context, config.model.vocab_size, Position(0, 0)).read(count, tokens, targets)
+    tokens, targets = (np.empty((reader.count, config.model.context), np.int32) for _ in range(2))
+    reader.read(0, tokens, targets)
     return tokens, targets

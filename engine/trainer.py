@@ -20,12 +20,13 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ptxtrain.data.errors import DataError
 from ptxtrain.engine import schedule
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.config import Config, flops_per_token, tokens_per_step
 from ptxtrain.engine.device.base import Device, Event
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
-from ptxtrain.engine.feeder import I32, Feeder, Sort
+from ptxtrain.engine.feeder import I32, Feeder, SequenceReader, Sort
 from ptxtrain.engine.progress import Cadence, Meter, View
 from ptxtrain.engine.signals import Stop
 
@@ -59,15 +60,6 @@ class Step(Protocol):
         """Copies of params, m, v, flat f32; waits."""
 
 
-class Reader(Protocol):
-    """The data loader. `position` is its place: `file` and `token` of the next sequence."""
-
-    position: Any
-
-    def read(self, sequences: int, tokens: I32, targets: I32) -> None:
-        """Fill [sequences, T] and move on."""
-
-
 class Saves(Protocol):
     """Where snapshots go."""
 
@@ -87,7 +79,9 @@ class Outcome:
     loss: float | None  # of the last step that this process finished
     validation: float | None  # of the last validation by this process
     sample: str | None  # of a finished run
-    failure: PtxtrainError | None = None  # the input ended the run; the state is that of the last finished step
+    failure: PtxtrainError | DataError | None = (
+        None  # the input ended the run; the state is that of the last finished step
+    )
 
 
 @dataclass(slots=True)
@@ -117,7 +111,7 @@ class Trainer:
         start: Snapshot,
         *,
         last: int,
-        reader: Reader,  # at start.position
+        reader: SequenceReader,  # at start.position
         sort: Sort,
         locate: Callable[[Any], str],  # a position in words, for errors: shard and offset
         validation: tuple[I32, I32] | None,  # tokens and targets [n, T]
@@ -178,11 +172,11 @@ class Trainer:
             steps=self._last - self._done,
         )
 
-    def _steps(self, feeder: Feeder) -> PtxtrainError | None:
+    def _steps(self, feeder: Feeder) -> PtxtrainError | DataError | None:
         """Steps until the last, a stop, or input that cannot be used, which is returned."""
         self._stop.describe = lambda: f"step {self._done + 1} ends or is dropped, then step {self._done} is saved"
         before: _Flight | None = None
-        failure: PtxtrainError | None = None
+        failure: PtxtrainError | DataError | None = None
         for number in range(self._done + 1, self._last + 1):
             if before is not None and (self._stop.requested or self._edge_due(before.number)):
                 self._settle(before)
@@ -193,9 +187,9 @@ class Trainer:
                 break
             try:
                 flight = self._queue(feeder, number, before)
-            except PtxtrainError as error:
-                if isinstance(error, DeviceError):
-                    raise
+            except DeviceError:
+                raise
+            except (PtxtrainError, DataError) as error:
                 failure = error
                 break
             if before is not None:

@@ -1,6 +1,6 @@
 """A device that is a queue on a thread, and a step on it whose arithmetic is three lines: the trainer's tests train with them.
 
-The step holds the trainer to its contract: micro-batches in order, one update at a time, none after a result that was not looked at.
+The step holds the trainer to its contract: micro-batches in order, and no update before the last one's result was looked at.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ptxtrain.data.errors import DataError
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ptxtrain.engine.feeder import I32
@@ -168,13 +169,11 @@ class FakeReader:
         self.position, self.slow, self.bad = position, slow, bad
 
     def read(self, sequences: int, tokens: I32, targets: I32) -> None:
-        from ptxtrain.engine.errors import PtxtrainError
-
         time.sleep(self.slow)
         for i in range(sequences):
             number = self.position[1] // CONTEXT
             if number == self.bad:
-                raise PtxtrainError(f"token 99999 at {number * CONTEXT} is not below {VOCAB}")
+                raise DataError(f"token 99999 at {number * CONTEXT} is not below {VOCAB}")
             text = (np.arange(CONTEXT + 1) + number * CONTEXT) * 7 % VOCAB
             tokens[i], targets[i] = text[:-1], text[1:]
             self.position = (0, (number + 1) * CONTEXT)
