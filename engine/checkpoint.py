@@ -223,7 +223,9 @@ class Saver:
     def _retain(self) -> None:
         """Removes steps older than the `keep` newest that verify, save the best and the multiples of `keep_every`."""
         good = 0
-        best = self._best()
+        while (best := self._best()) and not self._sound(best[0]):
+            with self._guard:
+                del self._losses[best[0]]
         for step in reversed(list_steps(self.run.path)):
             directory = self._directory / step_name(step)
             if good >= self.keep:
@@ -231,11 +233,15 @@ class Saver:
                     continue
                 self._remove(directory, step)
                 continue
-            if step not in self._verified and step not in self._suspect:
-                with contextlib.suppress(Damaged):
-                    verify_files(directory, self.table, self.run.info.run_id, step)
-                    self._verified.add(step)
-            good += step in self._verified
+            good += self._sound(step)
+
+    def _sound(self, step: int) -> bool:
+        """Whether a step in place verifies; each is read once."""
+        if step not in self._verified and step not in self._suspect:
+            with contextlib.suppress(Damaged):
+                verify_files(self._directory / step_name(step), self.table, self.run.info.run_id, step)
+                self._verified.add(step)
+        return step in self._verified
 
     def _remove(self, directory: Path, step: int) -> None:
         """Takes the name away first, so that a reader never meets half a checkpoint."""

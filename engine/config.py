@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import tomllib
 import typing
@@ -347,6 +348,7 @@ def _check(dotted: str, kind: type, value: Any, where: str) -> Any:
     return kind(value)
 
 
+@functools.cache
 def _kinds(cls: type) -> dict[str, type]:
     return typing.get_type_hints(cls)
 

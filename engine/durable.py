@@ -1,7 +1,8 @@
 """All durable I/O: create, write, fsync, rename, unlink and fsync of directories.
 
 Every call that changes the disk passes through one object's `hook` before it is made, so that a test can record it, make
-it fail with an errno, cut a write short, or end the process there. Nothing else in the engine changes a run directory.
+it fail with an errno, cut a write short, or end the process there. Nothing else in the engine changes a run directory,
+save for the text in its lock file, which is for people.
 A failed fsync is never retried: the kernel may have dropped the pages and would then report success.
 
 Windows has no fsync of directories and no `posix_fallocate`; both are left out there, so a rename may be lost by a power

@@ -210,7 +210,7 @@ def refuse_existing(path: Path) -> None:
     except FileNotFoundError:
         return
     except NotADirectoryError:
-        raise PtxtrainError(f"{path} is a file; --run needs a directory.") from None
+        raise PtxtrainError(f"{path} cannot be a run directory: it, or a folder above it, is a file.") from None
     except OSError as error:
         raise PtxtrainError(f"cannot read {path}: {error.strerror}.") from error
     ours = names <= _OURS_BEFORE_RUN_JSON and not ("ckpt" in names and any(os.scandir(path / "ckpt")))
