@@ -139,7 +139,7 @@ MUTANTS = (
         "            if good >= 1:",
         checks.retention,
     ),
-    Mutant("damaged ones counted", "checkpoint", "good += step in self._verified", "good += 1", checks.retention),
+    Mutant("damaged ones counted", "checkpoint", "good += self._sound(step)", "good += 1", checks.retention),
     Mutant("best forgotten", "checkpoint", "if (best and step == best[0]) or", "if", checks.retention),
     Mutant("not a number is best", "checkpoint", " and loss == loss]", "]", checks.retention),
     Mutant("poison saved", "checkpoint", "        check_finite(snapshot, self.table)\n", "", checks.poisoned),
