@@ -8,6 +8,7 @@ come from its Spec. The first line of a rendered text says what it was rendered 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -81,5 +82,10 @@ def render(stem: str, spec: object | None = None) -> str:
 
 
 def reference_source(stem: str) -> str:
-    """The CUDA C text of `ptx/reference/STEM.cu`."""
-    return REFERENCES[stem].read_text(encoding="utf-8")
+    """The CUDA C text of `ptx/reference/STEM.cu`, with what it includes from its own folder in place."""
+    text = REFERENCES[stem].read_text(encoding="utf-8")
+    return re.sub(r'^#include "(\w+\.cuh)"$', lambda found: _header(found[1]), text, flags=re.MULTILINE)
+
+
+def _header(name: str) -> str:
+    return (FOLDER / "reference" / name).read_text(encoding="utf-8").rstrip("\n")

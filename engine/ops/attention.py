@@ -91,9 +91,7 @@ def backward(
 class _Shape:
     """The checked sizes of one call, and the launches that both directions share."""
 
-    def __init__(
-        self, op: str, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, dtype: str
-    ) -> None:
+    def __init__(self, op: str, batch: int, context: int, heads: int, kv_heads: int, head_dim: int, dtype: str) -> None:
         sizes(op, batch=batch, context=context, heads=heads, kv_heads=kv_heads, head_dim=head_dim)
         require(op, heads % kv_heads == 0, f"{heads} query heads cannot share {kv_heads} key/value heads evenly")
         even_head(op, head_dim)
@@ -110,7 +108,8 @@ class _Shape:
         self.by_tile = (ceil_div(context, TILE), heads, batch)
         self.by_key_tile = (ceil_div(context, TILE), kv_heads, batch)
         self.by_row = (ceil_div(context, WARPS), heads, batch)
-        self.shared = 4 * head_dim * (TILE + 1 + TILE)  # a transposed tile, whose rows are padded by one, and a plain one
+        # A transposed tile, whose rows are padded by one, and a plain one; channels up to whole tiles.
+        self.shared = 4 * ceil_div(head_dim, TILE) * TILE * (TILE + 1 + TILE)
 
     def holds(self, *, qkv: Buffer, out: Buffer, lse: Buffer, scratch: Buffer) -> None:
         rows = self.batch * self.context
@@ -141,9 +140,7 @@ class _Shape:
 
     def record_scores(self, rec: Recorder, scores: Buffer, qkv: Buffer) -> None:
         numbers = (self.context, self.heads, self.kv_heads, self.head_dim)
-        self.record(
-            rec, f"scores_{self.dtype}", self.by_tile, (scores, qkv), numbers, self.scale, shared=self.shared
-        )
+        self.record(rec, f"scores_{self.dtype}", self.by_tile, (scores, qkv), numbers, self.scale, shared=self.shared)
 
     def record_rows(
         self, rec: Recorder, out: Buffer, out_stride: int, out_first: int, weights: Buffer, x: Buffer, x_first: int

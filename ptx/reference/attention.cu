@@ -12,20 +12,7 @@
 //           meet in a butterfly. No atomics.
 // Error     exp(x) = ex2.approx(x * log2(e)): 2 ulp and |x| * 2^-24, relative; log likewise, 2^-22 absolute near 1
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-struct bf16 {
-    unsigned short bits;
-};
-
-__device__ inline float to_f32(float x) { return x; }
-__device__ inline float to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-
-__device__ inline void put(float* out, float x) { *out = x; }
-__device__ inline void put(bf16* out, float x) {
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out->bits) : "f"(x));
-}
+#include "common.cuh"
 
 __device__ inline float exp_(float x) {
     float out;
@@ -38,7 +25,6 @@ __device__ inline float log_(float x) {
     return out * 0.693147182f;
 }
 
-const u32 LANES = 32;
 const u32 TILE = 32;  // queries or keys
 const u32 WARPS = 4;
 const u32 ROWS = TILE / WARPS;  // rows of a tile that one warp owns
@@ -46,8 +32,7 @@ const u32 PADDED = TILE + 1;    // a transposed tile's row: its columns then lie
 const u32 EVERYONE = 0xffffffffu;
 #define INFINITE __int_as_float(0x7f800000)
 
-__device__ inline u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
-__device__ inline u32 pitch_of(u32 context) { return (context + TILE - 1) / TILE * TILE; }
+__device__ inline u32 whole_tiles(u32 x) { return (x + TILE - 1) / TILE * TILE; }
 
 __device__ inline float warp_sum(float x) {
     for (u32 step = LANES / 2; step > 0; step /= 2) x += __shfl_xor_sync(EVERYONE, x, step);
@@ -58,7 +43,8 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// tile[row * row_step + c * c_step] = x[first + row][c], 32 rows of head_dim channels. Rows past the end repeat the last.
+// tile[row * row_step + c * c_step] = x[first + row][c], 32 rows of channels, which are 0 from head_dim up to a multiple
+// of 32. Rows past the end repeat the last.
 template <typename T>
 __device__ inline void stage(float* tile, u32 row_step, u32 c_step, const T* x, u32 stride, u32 first, u32 context,
                              u32 head_dim) {
@@ -66,18 +52,15 @@ __device__ inline void stage(float* tile, u32 row_step, u32 c_step, const T* x, 
     for (u32 row = threadIdx.y; row < TILE; row += WARPS) {
         const T* source = x + (u64)smaller(first + row, context - 1) * stride;
         float* target = tile + row * row_step;
-        if (head_dim % LANES == 0) {
-            for (u32 c = 0; c < head_dim; c += LANES) target[(c + lane) * c_step] = to_f32(source[c + lane]);
-        } else {
-            for (u32 c = 0; c < head_dim; c += LANES)
-                if (c + lane < head_dim) target[(c + lane) * c_step] = to_f32(source[c + lane]);
-        }
+        for (u32 c0 = 0; c0 < head_dim; c0 += LANES)
+            target[(c0 + lane) * c_step] = load_if(c0 + lane < head_dim, source + c0 + lane);
     }
 }
 
 // sum[r] = x[ROWS * warp + r] . y[lane], channels ascending; y_tile is transposed.
 __device__ inline void products(float sum[ROWS], const float* x_tile, const float* y_tile, u32 head_dim) {
-    const float* x = x_tile + ROWS * threadIdx.y * head_dim;
+    const u32 row = whole_tiles(head_dim);
+    const float* x = x_tile + ROWS * threadIdx.y * row;
     const float* y = y_tile + threadIdx.x;
 #pragma unroll
     for (u32 r = 0; r < ROWS; ++r) sum[r] = 0.0f;
@@ -85,7 +68,7 @@ __device__ inline void products(float sum[ROWS], const float* x_tile, const floa
     for (u32 c = 0; c < head_dim; ++c) {
         const float value = y[c * PADDED];
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * head_dim + c], value, sum[r]);
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * row + c], value, sum[r]);
     }
 }
 
@@ -95,10 +78,11 @@ template <typename T>
 __device__ inline void scores_of(float* scores, const T* qkv, u32 context, u32 heads, u32 kv_heads, u32 head_dim,
                                  float scale) {
     extern __shared__ float shared[];
-    float* k_tile = shared;                      // [C][PADDED]
-    float* q_tile = shared + head_dim * PADDED;  // [TILE][C]
+    const u32 channels = whole_tiles(head_dim);
+    float* k_tile = shared;                      // [channels][PADDED]
+    float* q_tile = shared + channels * PADDED;  // [TILE][channels]
     const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
-    const u32 pitch = pitch_of(context), stride = (heads + 2 * kv_heads) * head_dim;
+    const u32 pitch = whole_tiles(context), stride = (heads + 2 * kv_heads) * head_dim;
     const T* rows = qkv + (u64)blockIdx.z * context * stride;
     const T* q = rows + head * head_dim;
     const T* k = rows + (heads + head / (heads / kv_heads)) * head_dim;
@@ -106,7 +90,7 @@ __device__ inline void scores_of(float* scores, const T* qkv, u32 context, u32 h
 
     stage(k_tile, 1, PADDED, k, stride, key0, context, head_dim);
     for (u32 query0 = key0; query0 < context; query0 += TILE) {
-        stage(q_tile, head_dim, 1, q, stride, query0, context, head_dim);
+        stage(q_tile, channels, 1, q, stride, query0, context, head_dim);
         __syncthreads();
         float sum[ROWS];
         products(sum, q_tile, k_tile, head_dim);
@@ -125,7 +109,7 @@ extern "C" __global__ void attention_softmax(float* scores, float* lse, u32 cont
     const u32 query = blockIdx.x * WARPS + threadIdx.y, lane = threadIdx.x;
     if (query >= context) return;
     const u32 head = blockIdx.z * heads + blockIdx.y;
-    float* row = scores + ((u64)head * context + query) * pitch_of(context) + lane;
+    float* row = scores + ((u64)head * context + query) * whole_tiles(context) + lane;
 
     float top = -INFINITE;
     for (u32 key0 = 0; key0 <= query; key0 += LANES) {
@@ -152,11 +136,9 @@ __device__ inline void delta_of(float* delta, const T* dout, const T* out, u32 c
     if (query >= context) return;
     const u64 at = ((u64)(blockIdx.z * context + query) * heads + blockIdx.y) * head_dim;
     float sum = 0.0f;
-    if (head_dim % LANES == 0) {
-        for (u32 c = lane; c - lane < head_dim; c += LANES) sum = fmaf(to_f32(dout[at + c]), to_f32(out[at + c]), sum);
-    } else {
-        for (u32 c = lane; c - lane < head_dim; c += LANES)
-            if (c < head_dim) sum = fmaf(to_f32(dout[at + c]), to_f32(out[at + c]), sum);
+    for (u32 c0 = 0; c0 < head_dim; c0 += LANES) {
+        const bool is_in = c0 + lane < head_dim;
+        sum = fmaf(load_if(is_in, dout + at + c0 + lane), load_if(is_in, out + at + c0 + lane), sum);
     }
     sum = warp_sum(sum);
     if (lane == 0) delta[(u64)(blockIdx.z * heads + blockIdx.y) * context + query] = sum;
@@ -168,17 +150,18 @@ template <typename T>
 __device__ inline void dscores_of(float* probabilities, float* dscores, const T* dout, const T* qkv, const float* lse,
                                   const float* delta, u32 context, u32 heads, u32 kv_heads, u32 head_dim, float scale) {
     extern __shared__ float shared[];
-    float* v_tile = shared;                         // [C][PADDED]
-    float* dout_tile = shared + head_dim * PADDED;  // [TILE][C]
+    const u32 channels = whole_tiles(head_dim);
+    float* v_tile = shared;                         // [channels][PADDED]
+    float* dout_tile = shared + channels * PADDED;  // [TILE][channels]
     const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
-    const u32 pitch = pitch_of(context), stride = (heads + 2 * kv_heads) * head_dim;
+    const u32 pitch = whole_tiles(context), stride = (heads + 2 * kv_heads) * head_dim;
     const T* d = dout + ((u64)blockIdx.z * context * heads + head) * head_dim;
     const T* v = qkv + (u64)blockIdx.z * context * stride + (heads + kv_heads + head / (heads / kv_heads)) * head_dim;
     const u64 row0 = (u64)(blockIdx.z * heads + head) * context;
 
     stage(v_tile, 1, PADDED, v, stride, key0, context, head_dim);
     for (u32 query0 = key0; query0 < context; query0 += TILE) {
-        stage(dout_tile, head_dim, 1, d, heads * head_dim, query0, context, head_dim);
+        stage(dout_tile, channels, 1, d, heads * head_dim, query0, context, head_dim);
         __syncthreads();
         float sum[ROWS];
         products(sum, dout_tile, v_tile, head_dim);
@@ -197,13 +180,13 @@ __device__ inline void dscores_of(float* probabilities, float* dscores, const T*
     }
 }
 
-// sum[r] = sum over i in [first, last] of weights[r * row_step + i * i_step] * x[i], i ascending.
+// sum[r] += weights[r][i * i_step] * x[i * stride] for i in [first, last], ascending.
 template <typename T>
 __device__ inline void mix(float sum[ROWS], const float* const weights[ROWS], u32 i_step, const T* x, u32 stride,
-                           u32 first, u32 last) {
+                           u32 first, u32 last, bool is_in) {
 #pragma unroll 4
     for (u32 i = first; i <= last; ++i) {
-        const float value = to_f32(x[(u64)i * stride]);
+        const float value = load_if(is_in, x + (u64)i * stride);
 #pragma unroll
         for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(weights[r][(u64)i * i_step], value, sum[r]);
     }
@@ -216,7 +199,7 @@ __device__ inline void rows_of(T* out, const float* weights, const T* x, u32 con
                                u32 head_dim, u32 out_stride, u32 out_first, u32 x_stride, u32 x_first) {
     const u32 head = blockIdx.y, query0 = blockIdx.x * TILE + ROWS * threadIdx.y;
     if (query0 >= context) return;
-    const u32 pitch = pitch_of(context), last = smaller(query0 + ROWS - 1, context - 1);
+    const u32 pitch = whole_tiles(context), last = smaller(query0 + ROWS - 1, context - 1);
     const float* w[ROWS];
 #pragma unroll
     for (u32 r = 0; r < ROWS; ++r)
@@ -227,13 +210,11 @@ __device__ inline void rows_of(T* out, const float* weights, const T* x, u32 con
 
     for (u32 c0 = 0; c0 < head_dim; c0 += LANES) {
         const u32 c = c0 + threadIdx.x;
-        if (c0 + LANES <= head_dim || c < head_dim) {
-            float sum[ROWS] = {};
-            mix(sum, w, 1, source + c, x_stride, 0, last);
+        float sum[ROWS] = {};
+        mix(sum, w, 1, source + c, x_stride, 0, last, c < head_dim);
 #pragma unroll
-            for (u32 r = 0; r < ROWS; ++r)
-                if (query0 + r < context) put(target + (u64)r * out_stride + c, sum[r]);
-        }
+        for (u32 r = 0; r < ROWS; ++r)
+            if (query0 + r <= last) store_if(c < head_dim, target + (u64)r * out_stride + c, sum[r]);
     }
 }
 
@@ -244,25 +225,23 @@ __device__ inline void columns_of(T* out, const float* weights, const T* x, u32 
                                   u32 head_dim, u32 out_stride, u32 out_first, u32 x_stride) {
     const u32 kv_head = blockIdx.y, key0 = blockIdx.x * TILE + ROWS * threadIdx.y, group = heads / kv_heads;
     if (key0 >= context) return;
-    const u32 pitch = pitch_of(context);
+    const u32 pitch = whole_tiles(context);
     const u64 row0 = (u64)blockIdx.z * context;
     T* target = out + (row0 + key0) * out_stride + out_first + kv_head * head_dim;
 
     for (u32 c0 = 0; c0 < head_dim; c0 += LANES) {
         const u32 c = c0 + threadIdx.x;
-        if (c0 + LANES <= head_dim || c < head_dim) {
-            float sum[ROWS] = {};
-            for (u32 head = kv_head * group; head < (kv_head + 1) * group; ++head) {
-                const float* w[ROWS];
-#pragma unroll
-                for (u32 r = 0; r < ROWS; ++r)
-                    w[r] = weights + (u64)(blockIdx.z * heads + head) * context * pitch + key0 + r;
-                mix(sum, w, pitch, x + row0 * x_stride + head * head_dim + c, x_stride, key0, context - 1);
-            }
+        float sum[ROWS] = {};
+        for (u32 head = kv_head * group; head < (kv_head + 1) * group; ++head) {
+            const float* w[ROWS];
 #pragma unroll
             for (u32 r = 0; r < ROWS; ++r)
-                if (key0 + r < context) put(target + (u64)r * out_stride + c, sum[r]);
+                w[r] = weights + (u64)(blockIdx.z * heads + head) * context * pitch + key0 + r;
+            mix(sum, w, pitch, x + row0 * x_stride + head * head_dim + c, x_stride, key0, context - 1, c < head_dim);
         }
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r)
+            if (key0 + r < context) store_if(c < head_dim, target + (u64)r * out_stride + c, sum[r]);
     }
 }
 

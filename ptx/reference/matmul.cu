@@ -12,33 +12,16 @@
 //         the end is never multiplied (adding 0 * 0 would turn -0 into 0).
 // Speed   per k step and warp: 1 load of 32 columns, 8 broadcasts, 8 fmaf, no divergent branch
 
-typedef unsigned int u32;
-typedef unsigned long long u64;
-
-struct bf16 {
-    unsigned short bits;
-};
-
-__device__ inline float to_f32(float x) { return x; }
-__device__ inline float to_f32(bf16 x) { return __uint_as_float((u32)x.bits << 16); }
-
-__device__ inline bf16 to_bf16(float x) {
-    bf16 out;
-    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(out.bits) : "f"(x));
-    return out;
-}
+#include "common.cuh"
 
 enum Layout { NN, NT, TN };
 
-const u32 LANES = 32;
 const u32 WARPS = 16;
 const u32 ROWS = 8;  // outputs of a thread: independent chains, enough to hide an fmaf's latency
 const u32 TILE_M = ROWS * WARPS;
 const u32 TILE_N = LANES;
 const u32 TILE_K = 64;
 const u32 UNROLL = 8;
-
-__device__ inline u32 smaller(u32 a, u32 b) { return a < b ? a : b; }
 
 // Four numbers of one row of b, aligned, as one access.
 __device__ inline void load4(float out[4], const float* x) {
@@ -52,22 +35,17 @@ __device__ inline void load4(float out[4], const bf16* x) {
 }
 
 // A tile whose rows lie along memory: tile[row][column] = x[row0 + row][column0 + column] of an x of rows x columns.
+// Rows past the end repeat the last one, columns past the end are 0.
 template <u32 TILE_ROWS, u32 TILE_COLUMNS, typename T>
 __device__ inline void stage(float* tile, const T* x, u32 row0, u32 column0, u32 rows, u32 columns) {
     const u32 lane = threadIdx.x, warp = threadIdx.y;
-    const bool whole = column0 + TILE_COLUMNS <= columns;
 #pragma unroll
     for (u32 row = 0; row < TILE_ROWS; row += WARPS) {
-        const T* source = x + (u64)smaller(row0 + row + warp, rows - 1) * columns + column0;
-        float* target = tile + (row + warp) * TILE_COLUMNS;
-        if (whole) {
+        const T* source = x + ((u64)smaller(row0 + row + warp, rows - 1) * columns + column0) + lane;
+        float* target = tile + ((row + warp) * TILE_COLUMNS + lane);
 #pragma unroll
-            for (u32 column = 0; column < TILE_COLUMNS; column += LANES)
-                target[column + lane] = to_f32(source[column + lane]);
-        } else {
-            for (u32 column = 0; column < TILE_COLUMNS; column += LANES)
-                target[column + lane] = column0 + column + lane < columns ? to_f32(source[column + lane]) : 0.0f;
-        }
+        for (u32 column = 0; column < TILE_COLUMNS; column += LANES)
+            target[column] = load_if(column0 + column + lane < columns, source + column);
     }
 }
 
@@ -91,6 +69,13 @@ __device__ inline void stage_transposed(float* tile, const T* b, u32 n0, u32 k0,
     }
 }
 
+template <typename T>
+__device__ inline void store(T* out, const float sum[ROWS], u32 row0, u32 column, u32 m, u32 n) {
+#pragma unroll
+    for (u32 r = 0; r < ROWS; ++r)
+        if (row0 + r < m) store_if(column < n, out + (u64)(row0 + r) * n + column, sum[r]);
+}
+
 template <Layout LAYOUT, typename T>
 __device__ inline void matmul(float* out, const T* a, const T* b, const float* residual, u32 m, u32 n, u32 k,
                               u32 out_bf16, u32 accumulate, u32 has_residual) {
@@ -106,8 +91,7 @@ __device__ inline void matmul(float* out, const T* a, const T* b, const float* r
     for (u32 r = 0; r < ROWS; ++r) sum[r] = 0.0f;
     if (accumulate) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r)
-            if (row0 + r < m && column < n) sum[r] = out[(u64)(row0 + r) * n + column];
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = load_if(column < n, out + (u64)smaller(row0 + r, m - 1) * n + column);
     }
 
     const u32 a_row = LAYOUT == TN ? 1 : TILE_K, a_k = LAYOUT == TN ? TILE_M : 1;
@@ -144,20 +128,14 @@ __device__ inline void matmul(float* out, const T* a, const T* b, const float* r
         __syncthreads();
     }
 
-    if (column < n) {
+    if (has_residual) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) {
-            if (row0 + r < m) {
-                const u64 at = (u64)(row0 + r) * n + column;
-                float total = sum[r];
-                if (has_residual) total += residual[at];
-                if (out_bf16)
-                    ((bf16*)out)[at] = to_bf16(total);
-                else
-                    out[at] = total;
-            }
-        }
+        for (u32 r = 0; r < ROWS; ++r) sum[r] += load_if(column < n, residual + (u64)smaller(row0 + r, m - 1) * n + column);
     }
+    if (out_bf16)
+        store((bf16*)out, sum, row0, column, m, n);
+    else
+        store(out, sum, row0, column, m, n);
 }
 
 #define ENTRY(NAME, LAYOUT, T)                                                                                    \
