@@ -48,7 +48,7 @@ def command(
     Generation ends early where the model ends the document.
     """
     from ptxtrain.cli.main import say
-    from ptxtrain.data.tokenizer import StreamDecoder, load_tokenizer
+    from ptxtrain.data.tokenizer import load_tokenizer
     from ptxtrain.engine.checkpoint import load
     from ptxtrain.engine.device.choice import open_device
     from ptxtrain.engine.parameters import parameter_table
@@ -57,18 +57,17 @@ def command(
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     info = read_info(run_and_step(ckpt)[0])
-    info.check_tokenizer()
     model = info.config.model
     snapshot = load(ckpt, parameter_table(model), note=say)
-    tokenizer = load_tokenizer(info.tokenizer)
+    tokenizer = load_tokenizer(info.tokenizer, info.tokenizer_sha256)
     device, choice = open_device(wanted, threads)
     say(f"step {snapshot.step} of {info.path} on {device.name} ({choice})")
     logits = load_model(model, device, snapshot.params, info.config.train.way).logits
     start = tokenizer.encode(prompt) if prompt else [tokenizer.end_of_text]
-    text = StreamDecoder(tokenizer)
+    text = tokenizer.stream()
     click.echo(prompt, nl=False)
     end = tokenizer.end_of_text
     for token in generate(logits, start, context=model.context, tokens=tokens, sampling=sampling, end=end):
         if token != end:
             click.echo(text.push(token), nl=False)
-    click.echo(text.finish())
+    click.echo(text.flush())

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ptxtrain.cli.display import make_view
+from ptxtrain.cli.display import make_view, size
 from ptxtrain.cli.main import say, silence_stdout
 from ptxtrain.engine import rundir
 from ptxtrain.engine.config import Config, from_dict, parse_override, to_dict
@@ -77,7 +77,6 @@ def resume_run(
     with stop.handlers(), _as_error(unchanged), rundir.RunDirectory.open(path) as run:
         with stop.raising():
             config = changed(run.config, overrides)
-            run.info.check_tokenizer()
             try:
                 start = prepare_resume(run, parameter_table(config.model), note=say)
             except NoCheckpoint:
@@ -133,7 +132,7 @@ def find_dataset(config: Config, data: Path | None) -> tuple[Dataset, Config]:
     else:
         where = f"{config.data.path} is not there" if config.data.path else "no --data was given"
         say(f"DATA: {where}: training on the SAMPLE CORPUS @stdlib, this Python's own sources, at vocabulary {vocab:,}")
-        dataset = ensure_sample_dataset(vocab, note=say)
+        dataset = ensure_sample_dataset(vocab, progress=_phases(), note=say)
     if dataset.vocab_size != vocab:
         raise PtxtrainError(
             f"wrong vocabulary: {dataset.directory} has {dataset.vocab_size:,} tokens and the model {vocab:,}. Tokenise the text "
@@ -141,6 +140,19 @@ def find_dataset(config: Config, data: Path | None) -> tuple[Dataset, Config]:
         )
     where = str(Path(dataset.directory).resolve())
     return dataset, dataclasses.replace(config, data=dataclasses.replace(config.data, path=where))
+
+
+def _phases() -> Callable[[str, int, int], None]:
+    """Says each new phase of the tokenising once."""
+    said = ""
+
+    def progress(what: str, _done: int, total: int) -> None:
+        nonlocal said
+        if what != said:
+            said = what
+            say(f"{what}, {size(total)} …" if total else f"{what} …")
+
+    return progress
 
 
 def _same_dataset(config: Config, data: Path | None, run: RunDirectory) -> Dataset:
@@ -180,7 +192,7 @@ def _train(
     from ptxtrain.data.tokenizer import load_tokenizer
     from ptxtrain.engine import session
 
-    tokenizer = load_tokenizer(run.info.tokenizer)
+    tokenizer = load_tokenizer(run.info.tokenizer, run.info.tokenizer_sha256)
     view = make_view(str(run.path), last)
     stop.announce = view.note
     try:

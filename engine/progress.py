@@ -120,7 +120,8 @@ class Curve:
 
     def points(self, count: int) -> list[float]:
         """At most `count` points, oldest first, each the mean of an equal share of the history."""
-        points = self._points + ([sum(self._open) / len(self._open)] if self._open else [])
+        still_open = list(self._open)  # a display's thread reads while the trainer's adds
+        points = self._points + ([sum(still_open) / len(still_open)] if still_open else [])
         if len(points) <= count:
             return points
         edges = [i * len(points) // count for i in range(count + 1)]

@@ -274,8 +274,8 @@ class Trainer:
         self._settled = now
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise PtxtrainError(
-                f"step {flight.number}: the loss is {loss:g} and the gradient norm {grad_norm:g}; stopped before the "
-                f"update. Its batch starts at {self._locate(flight.before)}; lower optimizer.lr (now {flight.lr:g}) "
+                f"step {flight.number}: the loss is {loss:g} and the gradient norm {grad_norm:g}; stopped, and nothing of "
+                f"this step is kept. Its batch starts at {self._locate(flight.before)}; lower optimizer.lr (now {flight.lr:g}) "
                 "or look at the data"
             )
         self._done, self._position, self._loss = flight.number, flight.after, loss

@@ -96,7 +96,7 @@ def test_a_resumed_run_stopped_at_once_saves_nothing_again() -> None:
 def test_numbers_that_are_not_finite_end_the_run_and_are_not_saved(bad: tuple[float, float]) -> None:
     run = Run(cfg=config(save_every=2))
     run.step.poison[4] = bad
-    with pytest.raises(PtxtrainError, match=r"step 4: .* stopped before the update.*shard.tok, token 48"):
+    with pytest.raises(PtxtrainError, match=r"step 4: .* nothing of this step is kept.*shard.tok, token 48"):
         run.run()
     assert [saved.step for saved in run.saver.saved] == [2]
     assert run.step.log[-1] == "finish 4"
