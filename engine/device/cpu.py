@@ -1,0 +1,233 @@
+"""The CPU device: the same PTX, compiled by `ptxcpu`, on the host's cores.
+
+One thread takes what is queued, in order; a plan is one native call that runs its launches without coming back to Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxtrain.engine.device.base import (
+    ALIGNMENT,
+    Array,
+    Buffer,
+    Device,
+    Event,
+    Kernel,
+    Launch,
+    Param,
+    Plan,
+    check_launch,
+)
+from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.ptxcpu.module import LoadedModule, load, make_task, pack_args
+from ptxtrain.engine.ptxcpu.runtime import Pool, Task, default_threads
+
+
+class _CpuPlan(Plan):
+    """Launches as an array of native tasks, with their argument buffers and code kept alive."""
+
+    def __init__(self, launches: Sequence[Launch]) -> None:
+        self.launches = tuple(launches)
+        self.workspace = 0
+        self.names = [launch.kernel.name for launch in launches]
+        self._keep: list[object] = []
+        self.tasks = (Task * len(launches))()
+        for i, launch in enumerate(launches):
+            check_launch(launch)
+            module: LoadedModule = launch.kernel.handle
+            function = module.tree.entry(launch.kernel.name)
+            args = [np.uint64(a.ptr) if isinstance(a, Buffer) else a for a in launch.args]
+            packed: npt.NDArray[np.uint8] = pack_args(function, args)
+            ready = module.ready(launch.kernel.name, launch.block)
+            self.tasks[i] = make_task(ready, packed, module.globals_address, launch.grid, launch.shared)
+            self.workspace = max(self.workspace, ready.workspace + launch.shared)
+            self._keep += [packed, ready]
+
+
+class _CpuEvent(Event):
+    def __init__(self, device: CpuDevice) -> None:
+        self._device = device
+        self._reached = threading.Event()
+
+    def reach(self) -> None:
+        self._reached.set()
+
+    def done(self) -> bool:
+        return self._reached.is_set()
+
+    def wait(self) -> None:
+        self._reached.wait()
+        self._device.raise_failure()
+
+
+class CpuDevice(Device):
+    """See `base.Device`. `threads` None: `$PTXTRAIN_THREADS`, else all cores that the process may use."""
+
+    kind = "cpu"
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.threads = threads or default_threads()
+        self.name = f"{processor_name()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        self._pool = Pool(self.threads)
+        self._queue: queue.SimpleQueue[Callable[[], None] | _CpuEvent | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._dropping = False
+        self._modules: dict[Path, LoadedModule] = {}
+        self._kernels: dict[tuple[Path, str], Kernel] = {}
+        self._worker = threading.Thread(target=self._serve, name="ptxtrain-cpu-queue", daemon=True)
+        self._worker.start()
+
+    # The queue
+
+    def _serve(self) -> None:
+        while True:
+            item = self._queue.get()
+            if item is None:
+                return
+            if isinstance(item, _CpuEvent):
+                item.reach()
+                continue
+            if self._dropping or self._failure is not None:
+                continue
+            try:
+                item()
+            except BaseException as error:
+                self._failure = error
+
+    def raise_failure(self) -> None:
+        """Raise what failed on the queue, once."""
+        error, self._failure = self._failure, None
+        if error is None:
+            return
+        if isinstance(error, PtxtrainError):
+            raise error
+        raise DeviceError(f"the CPU device failed: {error}") from error
+
+    def record(self) -> Event:
+        event = _CpuEvent(self)
+        self._queue.put(event)
+        return event
+
+    def synchronize(self) -> None:
+        event = _CpuEvent(self)
+        self._queue.put(event)
+        try:
+            event.wait()
+        finally:
+            self._dropping = False
+            self._pool.resume()
+
+    def interrupt(self) -> None:
+        self._dropping = True
+        self._pool.stop()
+
+    def close(self) -> None:
+        """End the device's threads; what is queued is finished first."""
+        self._queue.put(None)
+        self._worker.join()
+        self._pool.close()
+
+    # Memory
+
+    def alloc(self, nbytes: int) -> Buffer:
+        owner = _host_bytes(nbytes)
+        return Buffer(owner.ctypes.data, nbytes, owner)
+
+    def pinned(self, nbytes: int) -> Array:
+        return _host_bytes(nbytes)
+
+    def upload(self, dst: Buffer, src: Array) -> None:
+        _check_copy(dst, src)
+        address, size = src.ctypes.data, src.nbytes
+        self._queue.put(lambda: _copy(dst.ptr, address, size, (src, dst)))
+
+    def download(self, dst: Array, src: Buffer) -> None:
+        _check_copy(src, dst)
+        if not dst.flags.writeable:
+            raise PtxtrainError("download needs a writable array")
+        address, size = dst.ctypes.data, dst.nbytes
+        self._queue.put(lambda: _copy(address, src.ptr, size, (src, dst)))
+
+    def fill(self, dst: Buffer, byte: int) -> None:
+        self._queue.put(lambda: _set(dst, byte))
+
+    # Kernels
+
+    def load(self, path: Path, entry: str) -> Kernel:
+        found = self._kernels.get((path, entry))
+        if found is None:
+            module = self._modules.get(path)
+            if module is None:
+                module = self._modules[path] = load(path)
+            function = module.tree.entry(entry)
+            params = tuple(Param(p.name, p.type, p.nbytes) for p in function.params)
+            found = self._kernels[path, entry] = Kernel(entry, params, path, module)
+        return found
+
+    def plan(self, launches: Sequence[Launch]) -> Plan:
+        return _CpuPlan(launches)
+
+    def run(self, plan: Plan) -> None:
+        assert isinstance(plan, _CpuPlan)
+        self._queue.put(lambda: self._run(plan))
+
+    def _run(self, plan: _CpuPlan) -> None:
+        self._pool.run(plan.tasks, plan.names, plan.workspace)
+
+    def launch(self, launch: Launch) -> None:
+        self.run(self.plan((launch,)))
+
+    def numerics_id(self) -> str:
+        """The arithmetic is IEEE's and our own functions', so the bits do not depend on the processor."""
+        from ptxtrain.engine.ptxcpu.jit import GENERATOR
+
+        return f"cpu ptxcpu-{GENERATOR}"
+
+
+def _host_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Uninitialised bytes at a multiple of ALIGNMENT."""
+    try:
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+    except MemoryError as error:
+        raise DeviceError(f"the host has no {nbytes:,} bytes of memory left; use a smaller micro-batch") from error
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + nbytes]
+
+
+def _check_copy(buffer: Buffer, array: Array) -> None:
+    if not array.flags.c_contiguous:
+        raise PtxtrainError("copies take C-contiguous arrays")
+    if array.nbytes > buffer.nbytes:
+        raise PtxtrainError(f"a copy of {array.nbytes:,} bytes does not fit a buffer of {buffer.nbytes:,}")
+
+
+def _copy(dst: int, src: int, size: int, keep: Any) -> None:
+    ctypes.memmove(dst, src, size)
+    del keep
+
+
+def _set(dst: Buffer, byte: int) -> None:
+    ctypes.memset(dst.ptr, byte, dst.nbytes)
+
+
+@cache
+def processor_name() -> str:
+    """The processor's name as the system has it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.lower().startswith(("model name", "cpu model")):
+                return " ".join(line.split(":", 1)[1].split())
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "CPU"

@@ -1,0 +1,136 @@
+"""LLVM IR to native code: target, passes, objects and their cache on disk, loading.
+
+Objects are cached under a key of everything that their bits depend on: the IR, the processor's features, the versions of
+LLVM and of this compiler. A cached kernel loads in a few milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+import threading
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from ptxtrain.engine.cache import cache_dir, write_once
+from ptxtrain.engine.errors import PtxtrainError
+
+GENERATOR = 1  # raise it when the same IR would be compiled to something else
+_MAGIC = b"ptxcpu1\n"
+
+_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Native:
+    """Loaded machine code. `keep` holds what must live as long as the addresses are used."""
+
+    addresses: dict[str, int]
+    frame_bytes: int
+    keep: Any
+
+
+@cache
+def _llvm() -> Any:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    return llvm
+
+
+@cache
+def host_features() -> tuple[str, str]:
+    """The processor's name and feature string, as LLVM has them."""
+    llvm = _llvm()
+    features = llvm.get_host_cpu_features()
+    # Some tunings halve the vectors for the sake of clock rates of older chips.
+    text = features.flatten()
+    if features.get("avx512f"):
+        text += ",-prefer-256-bit"
+    return llvm.get_host_cpu_name(), text
+
+
+@cache
+def _target_machine() -> Any:
+    llvm = _llvm()
+    cpu, features = host_features()
+    target = llvm.Target.from_default_triple()
+    # Code generation level 1: level 2 is no faster here and takes twice the time.
+    return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic", codemodel="default", jit=True)
+
+
+@cache
+def _linker() -> Any:
+    return _llvm().create_lljit_compiler(_target_machine())
+
+
+def optimise(ir: str, *, level: int = 1) -> Any:
+    """Parse IR and run LLVM's standard passes. Raises `PtxtrainError` where LLVM refuses the text: our mistake, not the user's."""
+    llvm = _llvm()
+    machine = _target_machine()
+    try:
+        module = llvm.parse_assembly(ir)
+        module.triple = machine.triple
+        module.data_layout = str(machine.target_data)
+        module.verify()
+    except RuntimeError as error:
+        raise PtxtrainError(f"the CPU device's compiler made IR that LLVM refuses: {error}") from error
+    options = llvm.create_pipeline_tuning_options(speed_level=level)
+    options.loop_vectorization = False
+    options.slp_vectorization = False
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+    return module
+
+
+def assembly(ir: str) -> str:
+    """The machine code as text, for reading."""
+    with _lock:
+        return str(_target_machine().emit_assembly(optimise(ir)))
+
+
+def _key(ir: str) -> str:
+    llvm = _llvm()
+    parts = (str(GENERATOR), str(llvm.llvm_version_info), *host_features(), ir)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _compile(ir: str) -> tuple[int, bytes]:
+    module = optimise(ir)
+    found = re.search(r"store volatile i64 (\d+), ptr @frame\.size", str(module)) if "@frame.size" in ir else None
+    return int(found.group(1)) if found else 0, _target_machine().emit_object(module)
+
+
+def load(ir: str, names: tuple[str, ...]) -> Native:
+    """Machine code for the functions `names` of a module, from the cache or compiled.
+
+    A damaged cache file is compiled again.
+    """
+    with _lock:
+        key = _key(ir)
+        path = cache_dir("objects") / f"{key}.o"
+        frame, code = _read(path)
+        if code is None:
+            frame, code = _compile(ir)
+            digest = hashlib.sha256(code).digest()
+            write_once(path, _MAGIC + struct.pack("<Q", frame) + digest + code)
+        llvm = _llvm()
+        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        for name in names:
+            library.export_symbol(name)
+        tracker = library.link(_linker(), key)
+        return Native({name: tracker[name] for name in names}, frame, tracker)
+
+
+def _read(path: Any) -> tuple[int, bytes | None]:
+    try:
+        data = path.read_bytes()
+    except OSError:
+        return 0, None
+    head = len(_MAGIC) + 8
+    if not data.startswith(_MAGIC) or hashlib.sha256(data[head + 32 :]).digest() != data[head : head + 32]:
+        return 0, None
+    return struct.unpack("<Q", data[len(_MAGIC) : head])[0], data[head + 32 :]

@@ -1,0 +1,637 @@
+"""The driver: an entry of a module, compiled for one block shape, as a whole module of LLVM IR.
+
+Outside regions (see `cfg`) a warp's blocks become LLVM blocks with ordinary branches. A region's blocks are laid out one
+after another; each has a pending mask, is skipped while that is empty, and passes its lanes on to the masks of the blocks
+they go to. A kernel with barriers becomes a coroutine: a barrier suspends the warp, and LLVM keeps what lives across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
+from ptxtrain.engine.ptxcpu.lower import runner
+from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
+from ptxtrain.engine.ptxcpu.lower.context import Context
+from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat
+from ptxtrain.engine.ptxcpu.lower.floating import FLOATING
+from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
+from ptxtrain.engine.ptxcpu.lower.memory import (
+    lower_atom,
+    lower_cvta,
+    lower_isspacep,
+    lower_ld,
+    lower_mov,
+    lower_st,
+)
+from ptxtrain.engine.ptxcpu.lower.warp import (
+    lower_activemask,
+    lower_barrier,
+    lower_fence,
+    lower_match,
+    lower_redux,
+    lower_shfl,
+    lower_vote,
+)
+from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol, Variable
+from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
+
+RUN = "run"  # the name of the function that runs blocks
+
+LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
+    **INTEGER,
+    **FLOATING,
+    "cvt": lower_cvt,
+    "ld": lower_ld,
+    "ldu": lower_ld,
+    "st": lower_st,
+    "mov": lower_mov,
+    "cvta": lower_cvta,
+    "isspacep": lower_isspacep,
+    "atom": lower_atom,
+    "red": lower_atom,
+    "shfl": lower_shfl,
+    "vote": lower_vote,
+    "activemask": lower_activemask,
+    "match": lower_match,
+    "redux": lower_redux,
+    "bar": lower_barrier,
+    "barrier": lower_barrier,
+    "membar": lower_fence,
+    "fence": lower_fence,
+    "prefetch": lower_fence,
+}
+
+# Instructions that must not run at all where a varying guard lets no lane through.
+_SKIPPED_WHEN_EMPTY = frozenset({"ld", "ldu", "st", "atom", "red"})
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A kernel as LLVM IR, and the memory a worker needs for it (bytes; dynamic shared memory and frames aside)."""
+
+    ir: str
+    warps: int
+    shared: int
+    local: int  # of one warp
+    coroutine: bool
+
+
+def layout(variables: list[Variable]) -> tuple[dict[str, int], int]:
+    """Offsets of variables one after another at their alignments, and the end; arrays without a size come last."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for variable in sorted(variables, key=lambda v: v.nbytes == 0):
+        align = max(variable.align, 16 if variable.nbytes == 0 else 1)
+        end = (end + align - 1) // align * align
+        offsets[variable.name] = end
+        end += variable.nbytes
+    return offsets, end
+
+
+def lower_entry(module: Module, function: Function, block: tuple[int, int, int]) -> Lowered:
+    """Lower `function` for blocks of this shape.
+
+    Raises:
+        PtxError: it uses an instruction, or a form of one, that this compiler does not know.
+    """
+    return _Driver(module, function, Shape(*block)).lower()
+
+
+def _used_symbols(blocks: list[Block]) -> set[str]:
+    names: set[str] = set()
+
+    def look(operand: Operand) -> None:
+        if isinstance(operand, Symbol):
+            names.add(operand.name)
+        elif hasattr(operand, "base") and isinstance(operand.base, Symbol):
+            names.add(operand.base.name)
+
+    for b in blocks:
+        for ins in b.body:
+            for operand in ins.operands:
+                look(operand)
+    return names
+
+
+class _Driver:
+    def __init__(self, module: Module, function: Function, shape: Shape) -> None:
+        self.module, self.function, self.shape = module, function, shape
+        self.blocks = build_blocks(function)
+        used = _used_symbols(self.blocks)
+        visible = {**module.variables, **function.variables}
+        self.variables = {n: v for n, v in visible.items() if n in used or (v.space == "shared" and v.nbytes == 0)}
+        params, _ = layout_params(function)
+        by_space = {s: [v for v in self.variables.values() if v.space == s] for s in ("shared", "local")}
+        self.shared_at, self.shared = layout(by_space["shared"])
+        self.local_at, local = layout(by_space["local"])
+        self.global_at, _ = layout_globals(module, function)
+        self.local = (local + 15) // 16 * 16
+        aligns = {n: v.align for n, v in self.variables.items()}
+        for table in (self.shared_at, self.local_at):
+            aligns.update({n: at & -at if at else 1 << 20 for n, at in table.items()})
+        self.analysis = Analysis(function, self.blocks, shape, {})
+        self.ctx = Context(module, self.analysis, shape)
+        self.ctx.local_bytes = self.local
+        self.param_at = params
+        self.labels = [f"b{b.index}" for b in self.blocks]
+        self.pending: dict[int, str] = {}
+        self.exit_masks: dict[int, str] = {}
+        self._define_symbols()
+        self._define_specials()
+
+    # Names
+
+    def _define_symbols(self) -> None:
+        ctx = self.ctx
+
+        def fixed(space: str, offset: int) -> Callable[[], tuple[str, str]]:
+            return lambda: (space, str(offset))
+
+        def in_globals(space: str, offset: int) -> Callable[[], tuple[str, str]]:
+            def make() -> tuple[str, str]:
+                start = ctx.emit.op("ptrtoint ptr %globals to i64")
+                return space, ctx.emit.op(f"add i64 {start}, {offset}")
+
+            return make
+
+        for name, offset in self.param_at.items():
+            ctx.symbols[name] = fixed("param", offset)
+        for name, offset in self.shared_at.items():
+            ctx.symbols[name] = fixed("shared", offset)
+        for name, offset in self.local_at.items():
+            ctx.symbols[name] = fixed("local", offset)
+        for name, offset in self.global_at.items():
+            ctx.symbols[name] = in_globals("global", offset)
+        ctx.symbols["%shared"] = lambda: ("", ctx.emit.op("ptrtoint ptr %shared to i64"))
+        ctx.symbols["%local"] = lambda: ("", ctx.emit.op("ptrtoint ptr %local to i64"))
+        ctx.symbols["%shared.bytes"] = lambda: ("", ctx.emit.op("zext i32 %shared.size to i64"))
+        ctx.symbols["%local.bytes"] = fixed("", self.local * LANES)
+
+    def _define_specials(self) -> None:
+        ctx, shape = self.ctx, self.shape
+        emit = ctx.emit
+
+        def scalar(text: str) -> Callable[[], str]:
+            return lambda: text
+
+        for axis in "xyz":
+            ctx.specials[f"%ctaid.{axis}"] = scalar(f"%ctaid.{axis}")
+            ctx.specials[f"%nctaid.{axis}"] = scalar(f"%nctaid.{axis}")
+            ctx.specials[f"%ntid.{axis}"] = scalar(str(getattr(shape, axis)))
+            ctx.specials[f"%tid.{axis}"] = self._tid(axis)
+        ctx.specials["%tid.x.base"] = self._tid_base
+        ctx.specials["%laneid"] = scalar(iota("i32", 1))
+        ctx.specials["%laneid.base"] = scalar("0")
+        ctx.specials["%warpid"] = scalar("%warp")
+        ctx.specials["%nwarpid"] = scalar(str(shape.warps))
+        ctx.specials["WARP_SZ"] = scalar("32")
+        ctx.specials["%total_smem_size"] = scalar("%shared.size")
+        ctx.specials["%dynamic_smem_size"] = lambda: emit.op(f"sub i32 %shared.size, {self.shared}")
+        for name in ("%smid", "%gridid"):
+            ctx.specials[name] = scalar("0")
+        ctx.specials["%nsmid"] = scalar("1")
+        for name, bits in (("%clock64", "i64"), ("%globaltimer", "i64"), ("%clock", "i32")):
+            ctx.specials[name] = self._clock(bits)
+        masks = {"eq": lambda i: 1 << i, "lt": lambda i: (1 << i) - 1, "le": lambda i: (2 << i) - 1}
+        masks["gt"] = lambda i: ~((2 << i) - 1)
+        masks["ge"] = lambda i: ~((1 << i) - 1)
+        for name, mask in masks.items():
+            values = [mask(i) & 0xFFFFFFFF for i in range(LANES)]
+            words = ", ".join(f"i32 {v - (1 << 32) if v >> 31 else v}" for v in values)
+            ctx.specials[f"%lanemask_{name}"] = scalar(f"<{words}>")
+
+    def _clock(self, bits: str) -> Callable[[], str]:
+        def make() -> str:
+            value = self.ctx.emit.call("llvm.readcyclecounter", "i64")
+            return value if bits == "i64" else self.ctx.emit.op(f"trunc i64 {value} to i32")
+
+        return make
+
+    def _tid_base(self) -> str:
+        """tid.x of the warp's first lane, where it runs on by one from lane to lane."""
+        emit, shape = self.ctx.emit, self.shape
+        first = emit.op(f"shl i32 %warp, {LANES.bit_length() - 1}")
+        return first if shape.y == shape.z == 1 else emit.op(f"urem i32 {first}, {shape.x}")
+
+    def _tid(self, axis: str) -> Callable[[], str]:
+        def make() -> str:
+            emit, shape = self.ctx.emit, self.shape
+            info = shape.special(f"%tid.{axis}")
+            first = emit.op(f"shl i32 %warp, {LANES.bit_length() - 1}")
+            divisor = {"x": 1, "y": shape.x, "z": shape.x * shape.y}[axis]
+            size = getattr(shape, axis)
+            if info.const is not None and info.uniform:
+                return str(info.const)
+            if info.uniform:
+                quotient = emit.op(f"udiv i32 {first}, {divisor}")
+                return emit.op(f"urem i32 {quotient}, {size}") if axis == "y" else quotient
+            if info.affine:
+                return self.ctx.spread("i32", self._tid_base(), 1, None)
+            linear = self.ctx.spread("i32", first, 1, None)
+            t = f"<{LANES} x i32>"
+            if divisor != 1:
+                linear = emit.op(f"udiv {t} {linear}, {splat('i32', divisor, LANES)}")
+            return emit.op(f"urem {t} {linear}, {splat('i32', size, LANES)}")
+
+        return make
+
+    # The whole module
+
+    def lower(self) -> Lowered:
+        ctx, emit, shape = self.ctx, self.ctx.emit, self.shape
+        partial = shape.threads % LANES != 0
+        kills = any(self._kills(b) for b in self.blocks)
+        if partial or kills or self.analysis.regions:
+            ctx.live = emit.alloca("<32 x i1>", "live")
+        if self.analysis.regions:
+            for region in self.analysis.regions:
+                for index in region.blocks:
+                    self.pending[index] = emit.alloca("i32", "pending")
+                self.exit_masks[id(region)] = emit.alloca("i32", "joined")
+        emit.jump(self.labels[0]) if 0 not in self.analysis.region_of else self._enter(0)
+        for block in self.blocks:
+            if block.index not in self.analysis.region_of:
+                self._plain_block(block)
+        for region in self.analysis.regions:
+            self._region(region)
+        body = "\n".join(emit.lines)
+        warp = self._warp_function(body, partial)
+        coroutine = ctx.has_barrier
+        parts = [
+            f"; {self.function.name} of {self.module.path.name} for blocks of {shape.x} x {shape.y} x {shape.z}",
+            *emit.declarations.values(),
+            runner.COROUTINE_DECLARATIONS if coroutine else "",
+            "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
+            "declare void @llvm.trap()",
+            runner.helpers(shape.warps) if coroutine else "",
+            warp,
+            runner.block_loop(
+                RUN, warps=shape.warps, shared=self.shared, local=self.local * LANES, coroutine=coroutine
+            ),
+            "!0 = !{}",
+        ]
+        return Lowered("\n".join(parts), shape.warps, self.shared, self.local * LANES, coroutine)
+
+    def _kills(self, block: Block) -> bool:
+        """Whether some lanes may leave at the block's end while others go on."""
+        return (
+            block.guard is not None
+            and EXIT in block.successors
+            and bool(block.inner_successors)
+            and not self.analysis.guard_is_uniform(block.guard)
+        )
+
+    def _warp_function(self, body: str, partial: bool) -> str:
+        emit, coroutine = self.ctx.emit, self.ctx.has_barrier
+        head = []
+        for name, type_ in (("params", "ptr"), ("shared", "ptr"), ("globals", "ptr"), ("local", "ptr")):
+            head.append(self._field(f"%{name}{'.all' if name == 'local' else ''}", name, type_))
+        for axis in "xyz":
+            head.append(self._field(f"%ctaid.{axis}", f"ctaid.{axis}", "i32"))
+            head.append(self._field(f"%nctaid.{axis}", f"nctaid.{axis}", "i32"))
+        head.append(self._field("%shared.size", "shared.bytes", "i32"))
+        head.append("  %warp64 = zext i32 %warp to i64")
+        head.append(f"  %local.at = mul i64 %warp64, {self.local * LANES}")
+        head.append("  %local = getelementptr i8, ptr %local.all, i64 %local.at")
+        head += emit.allocas
+        if self.ctx.straight:
+            head.append(f"  store i1 true, ptr {self.ctx.straight}")
+        if self.ctx.live:
+            if partial:
+                # Threads past the block's end do not exist.
+                head.append("  %first.thread = shl i32 %warp, 5")
+                head.append(f"  %rest = sub i32 {self.shape.threads}, %first.thread")
+                head.append("  %rest.1 = insertelement <32 x i32> poison, i32 %rest, i32 0")
+                head.append(
+                    "  %rest.n = shufflevector <32 x i32> %rest.1, <32 x i32> poison, <32 x i32> zeroinitializer"
+                )
+                head.append(f"  %exist = icmp ult <32 x i32> {iota('i32', 1)}, %rest.n")
+                head.append(f"  store <32 x i1> %exist, ptr {self.ctx.live}")
+            else:
+                head.append(f"  store <32 x i1> {splat('i1', 'true', LANES)}, ptr {self.ctx.live}")
+        for slot in (*self.pending.values(), *self.exit_masks.values()):
+            head.append(f"  store i32 0, ptr {slot}")
+        start = "\n".join(head)
+        if not coroutine:
+            return f"define internal void @warp(ptr noalias %cta, i32 %warp) {{\nentry:\n{start}\n{body}\nfinish:\n  ret void\n}}"
+        return f"""define internal ptr @warp(ptr %cta, i32 %warp, ptr %mem) presplitcoroutine {{
+entry:
+  %id = call token @llvm.coro.id(i32 64, ptr null, ptr null, ptr null)
+  %size = call i64 @llvm.coro.size.i64()
+  store volatile i64 %size, ptr @frame.size
+  %hdl = call ptr @llvm.coro.begin(token %id, ptr %mem)
+{start}
+{body}
+finish:
+  call void @leave(ptr %cta, i32 %warp)
+  %last = call i8 @llvm.coro.suspend(token none, i1 true)
+  switch i8 %last, label %suspend [i8 0, label %never i8 1, label %cleanup]
+never:
+  call void @llvm.trap()
+  unreachable
+cleanup:
+  %freed = call ptr @llvm.coro.free(token %id, ptr %hdl)
+  br label %suspend
+suspend:
+  call void @llvm.coro.end(ptr %hdl, i1 false, token none)
+  ret ptr %hdl
+}}"""
+
+    @staticmethod
+    def _field(name: str, field: str, type_: str) -> str:
+        return (
+            f"  {name}.at = getelementptr i8, ptr %cta, i64 {runner.FIELDS[field]}\n"
+            f"  {name} = load {type_}, ptr {name}.at"
+        )
+
+    # Blocks outside regions
+
+    def _plain_block(self, block: Block) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        emit.start(self.labels[block.index])
+        for ins in block.body:
+            self._instruction(ins)
+        if block.branch is not None and block.branch.opcode == "trap" and block.guard is None:
+            self._trap()
+            return
+        if block.branch is not None and block.branch.opcode == "brx":
+            self._switch(block)
+            return
+        (target,) = block.targets
+        if block.guard is None:
+            self._enter(target)
+            return
+        assert block.fall is not None
+        if block.branch is not None and block.branch.opcode == "trap":
+            self._trap_if(block.guard)
+            self._enter(block.fall)
+            return
+        if self.analysis.guard_is_uniform(block.guard):
+            condition = ctx.predicate(block.guard, 1)
+            yes, no = emit.label("taken"), emit.label("not")
+            emit.branch(condition, yes, no)
+            emit.start(yes)
+            self._enter(target)
+            emit.start(no)
+            self._enter(block.fall)
+            return
+        taken = ctx.predicate(block.guard, LANES)
+        if target == block.fall:
+            self._enter(target)
+        elif EXIT in (target, block.fall):
+            stays = ctx.negated(taken) if target == EXIT else taken
+            self._narrow_live(stays)
+            self._enter(block.fall if target == EXIT else target)
+        else:
+            self._diverge(block, taken)
+
+    def _trap_if(self, guard: Guard) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        if self.analysis.guard_is_uniform(guard):
+            condition = ctx.predicate(guard, 1)
+        else:
+            bits = ctx.mask_bits(self._both(ctx.live_mask(), ctx.predicate(guard, LANES)))
+            condition = emit.op(f"icmp ne i32 {bits}, 0")
+        yes, no = emit.label("trap"), emit.label("on")
+        emit.branch(condition, yes, no)
+        emit.start(yes)
+        self._trap()
+        emit.start(no)
+
+    def _trap(self) -> None:
+        """End the warp and have the launch fail."""
+        emit = self.ctx.emit
+        status = emit.op(f"getelementptr i8, ptr %cta, i64 {runner.FIELDS['status']}")
+        emit.do(f"store i32 {runner.TRAPPED}, ptr {status}")
+        emit.jump("finish")
+
+    def _both(self, mask: str | None, other: str) -> str:
+        return other if mask is None else self.ctx.emit.op(f"and <32 x i1> {mask}, {other}")
+
+    def _narrow_live(self, stays: str) -> None:
+        """Lanes leave; when none is left the warp ends."""
+        ctx, emit = self.ctx, self.ctx.emit
+        live = self._both(ctx.live_mask(), stays)
+        emit.do(f"store <32 x i1> {live}, ptr {ctx.live}")
+        go_on = emit.label("left")
+        none = emit.op(f"icmp eq i32 {ctx.mask_bits(live)}, 0")
+        emit.branch(none, "finish", go_on)
+        emit.start(go_on)
+
+    def _enter(self, target: int) -> None:
+        """Go to a block with all live lanes: straight, or by way of its region's start."""
+        ctx, emit = self.ctx, self.ctx.emit
+        if target == EXIT:
+            emit.jump("finish")
+            return
+        region = self.analysis.region_of.get(target)
+        if region is None:
+            emit.jump(self.labels[target])
+            return
+        live = ctx.live_mask()
+        emit.do(f"store i32 {ctx.mask_bits(live) if live else '-1'}, ptr {self.pending[target]}")
+        emit.jump(self._region_label(region))
+
+    def _region_label(self, region: Region) -> str:
+        return f"region{region.order[0]}"
+
+    def _diverge(self, block: Block, taken: str) -> None:
+        """Split the live lanes over two places, at least one of them in the branch's region."""
+        ctx = self.ctx
+        (target,) = block.targets
+        assert block.fall is not None
+        live = ctx.live_mask()
+        region = self._region_after(block)
+        self._pass_on(region, target, self._both(live, taken))
+        self._pass_on(region, block.fall, self._both(live, ctx.negated(taken)))
+        ctx.emit.jump(self._region_label(region))
+
+    def _region_after(self, block: Block) -> Region:
+        return next(self.analysis.region_of[s] for s in block.inner_successors if s in self.analysis.region_of)
+
+    def _pass_on(self, region: Region, target: int, mask: str) -> None:
+        """Add lanes to those that wait at a block of the region, or at its exit; lanes at EXIT are gone."""
+        if target == EXIT:
+            return
+        emit = self.ctx.emit
+        inside = target in region.blocks
+        assert inside or target == region.exit, f"block {target} is no place to go from region {region.order}"
+        slot = self.pending[target] if inside else self.exit_masks[id(region)]
+        before = emit.op(f"load i32, ptr {slot}")
+        emit.do(f"store i32 {emit.op(f'or i32 {before}, {self.ctx.mask_bits(mask)}')}, ptr {slot}")
+
+    def _switch(self, block: Block) -> None:
+        """brx.idx with an index that is the same for the warp."""
+        ctx, emit = self.ctx, self.ctx.emit
+        assert block.branch is not None
+        table = block.branch.operands[1]
+        assert isinstance(table, Symbol)
+        names = self.function.branch_targets[table.name]
+        index = ctx.get(block.branch.operands[0], "i32", LANES if not ctx.info(block.branch.operands[0]).uniform else 1)
+        targets = self._table_blocks(names)
+        if not ctx.info(block.branch.operands[0]).uniform:
+            live = ctx.mask_value()
+            region = self._region_after(block)
+            for i, target in enumerate(targets):
+                chosen = emit.op(f"icmp eq <32 x i32> {index}, {splat('i32', i, LANES)}")
+                self._pass_on(region, target, emit.op(f"and <32 x i1> {live}, {chosen}"))
+            emit.jump(self._region_label(region))
+            return
+        labels = [emit.label("case") for _ in targets]
+        cases = " ".join(f"i32 {i}, label %{label}" for i, label in enumerate(labels))
+        emit.do(f"switch i32 {index}, label %{labels[-1]} [{cases}]")
+        for label, target in zip(labels, targets, strict=True):
+            emit.start(label)
+            self._enter(target)
+
+    def _table_blocks(self, names: tuple[str, ...]) -> list[int]:
+        found = {name: self._label_block[name] for name in set(names)}
+        return [found[name] for name in names]
+
+    @property
+    def _label_block(self) -> dict[str, int]:
+        return {name: b.index for b in self.blocks for name in b.labels}
+
+    # Regions
+
+    def _region(self, region: Region) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        ctx.masked = True
+        emit.start(self._region_label(region))
+        ends: dict[int, list[int]] = {}
+        for number, (_, last, _) in enumerate(region.loops):
+            ends.setdefault(last, []).append(number)
+        checks = [f"check{i}" for i in region.order]
+        done = f"joined{region.order[0]}"
+        emit.jump(checks[0])
+        for position, index in enumerate(region.order):
+            following = checks[position + 1] if position + 1 < len(checks) else done
+            after = f"after{index}" if position in ends else following
+            emit.start(checks[position])
+            body = f"masked{index}"
+            waiting = emit.op(f"load i32, ptr {self.pending[index]}")
+            emit.branch(emit.op(f"icmp eq i32 {waiting}, 0"), after, body)
+            emit.start(body)
+            emit.do(f"store i32 0, ptr {self.pending[index]}")
+            emit.do(f"store <32 x i1> {emit.op(f'bitcast i32 {waiting} to <32 x i1>')}, ptr {ctx.live}")
+            self._masked_block(self.blocks[index], region)
+            emit.jump(after)
+            if position in ends:
+                emit.start(after)
+                # Inner loops go round first.
+                for number in sorted(ends[position], reverse=True):
+                    first, _, heads = region.loops[number]
+                    total = "0"
+                    for head in heads:
+                        total = emit.op(f"or i32 {total}, {emit.op(f'load i32, ptr {self.pending[head]}')}")
+                    on = emit.label("round")
+                    emit.branch(emit.op(f"icmp ne i32 {total}, 0"), checks[first], on)
+                    emit.start(on)
+                emit.jump(following)
+        emit.start(done)
+        slot = self.exit_masks[id(region)]
+        joined = emit.op(f"load i32, ptr {slot}")
+        emit.do(f"store i32 0, ptr {slot}")
+        emit.do(f"store <32 x i1> {emit.op(f'bitcast i32 {joined} to <32 x i1>')}, ptr {ctx.live}")
+        ctx.masked = False
+        if region.exit is None:
+            emit.jump("finish")
+            return
+        some = emit.label("some")
+        emit.branch(emit.op(f"icmp eq i32 {joined}, 0"), "finish", some)
+        emit.start(some)
+        self._enter(region.exit)
+
+    def _masked_block(self, block: Block, region: Region) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        for ins in block.body:
+            self._instruction(ins)
+        here = ctx.mask_value()
+        if block.branch is not None and block.branch.opcode == "trap":
+            if block.guard is None:
+                self._trap()
+                emit.start(emit.label("trapped"))
+            else:
+                self._trap_if(block.guard)
+                assert block.fall is not None
+                self._pass_on(region, block.fall, here)
+            return
+        if block.branch is not None and block.branch.opcode == "brx":
+            table = block.branch.operands[1]
+            assert isinstance(table, Symbol)
+            index = ctx.get(block.branch.operands[0], "i32", LANES)
+            for i, target in enumerate(self._table_blocks(self.function.branch_targets[table.name])):
+                chosen = emit.op(f"icmp eq <32 x i32> {index}, {splat('i32', i, LANES)}")
+                self._pass_on(region, target, emit.op(f"and <32 x i1> {here}, {chosen}"))
+            return
+        (target,) = block.targets
+        if block.guard is None:
+            self._pass_on(region, target, here)
+            return
+        assert block.fall is not None
+        taken = ctx.predicate(block.guard, LANES)
+        self._pass_on(region, target, emit.op(f"and <32 x i1> {here}, {taken}"))
+        self._pass_on(region, block.fall, emit.op(f"and <32 x i1> {here}, {ctx.negated(taken)}"))
+
+    # Instructions
+
+    def _instruction(self, ins: Instruction) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        lowering = LOWERINGS.get(ins.opcode)
+        if lowering is None:
+            raise ctx.refuse(ins, f"the instruction {ins.opcode} is not known")
+        if ins.guard is None:
+            self._lower(ins, lowering)
+            return
+        if self.analysis.guard_is_uniform(ins.guard):
+            yes, no = emit.label("do"), emit.label("done")
+            emit.branch(ctx.predicate(ins.guard, 1), yes, no)
+            emit.start(yes)
+            self._lower(ins, lowering)
+            emit.jump(no)
+            emit.start(no)
+            return
+        mask = self._both(ctx.live_mask(), ctx.predicate(ins.guard, LANES))
+        skips = ins.opcode in _SKIPPED_WHEN_EMPTY
+        if skips:
+            yes, no = emit.label("some"), emit.label("none")
+            emit.branch(emit.op(f"icmp ne i32 {ctx.mask_bits(mask)}, 0"), yes, no)
+            emit.start(yes)
+        ctx.guard_mask = mask
+        self._lower(ins, lowering)
+        ctx.guard_mask = None
+        if skips:
+            emit.jump(no)
+            emit.start(no)
+
+    def _lower(self, ins: Instruction, lowering: Callable[[Context, Instruction], None]) -> None:
+        try:
+            if not lower_affine(self.ctx, ins):
+                lowering(self.ctx, ins)
+        except (AssertionError, KeyError, ValueError, IndexError, StopIteration, TypeError) as error:
+            raise self.ctx.refuse(ins, f"this form of {ins.opcode} is not known ({error})") from error
+
+
+def layout_params(function: Function) -> tuple[dict[str, int], int]:
+    """Byte offsets of an entry's parameters in its argument buffer, and the buffer's size."""
+    offsets: dict[str, int] = {}
+    end = 0
+    for param in function.params:
+        end = (end + param.align - 1) // param.align * param.align
+        offsets[param.name] = end
+        end += param.nbytes
+    return offsets, end
+
+
+def layout_globals(module: Module, function: Function) -> tuple[dict[str, int], int]:
+    """Byte offsets of all global and constant variables: the module's, then the function's own."""
+    variables = [
+        v
+        for owner in (module.variables, *(f.variables for f in module.functions.values()))
+        for v in owner.values()
+        if v.space in ("global", "const")
+    ]
+    return layout(variables)

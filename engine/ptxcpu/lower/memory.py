@@ -1,0 +1,544 @@
+"""Loads, stores, moves, addresses and atomics.
+
+An access is a vector access where the analysis shows neighbouring lanes at neighbouring addresses, one scalar access where
+all lanes share the address, and a gather or scatter otherwise. Generic addresses of shared and local memory are the host's
+own, so generic accesses need no test.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat, vec
+from ptxtrain.engine.ptxcpu.tree import (
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Operand,
+    Reg,
+    Sink,
+    Special,
+    Symbol,
+    Vector,
+)
+
+SPACES = ("param", "const", "global", "shared", "local")
+
+
+def space_of(ins: Instruction) -> str:
+    """The state space of an access, `generic` if none is named."""
+    for modifier in ins.modifiers:
+        name = modifier.split("::")[0]
+        if name in SPACES:
+            return name
+    return "generic"
+
+
+@dataclass(slots=True)
+class Place:
+    """Where an access goes. One of: `scalar` (all lanes), `base` with `stride`, `lanes` (a vector of pointers).
+
+    A base whose form is `loose` holds only while the function's `straight` flag does; `lanes` is then given too.
+    """
+
+    scalar: str | None = None
+    base: str | None = None
+    stride: int = 0
+    lanes: str | None = None
+    loose: bool = False
+
+
+def place_of(ctx: Context, ins: Instruction, address: Operand, space: str) -> Place:
+    """Turn `[base + offset]` into host pointers."""
+    assert isinstance(address, Address)
+    emit = ctx.emit
+    base, offset = address.base, address.offset
+    if space == "generic" and isinstance(base, Symbol):
+        # A symbol stands for its address in its own window: `ld [symbol]` is an access to that space.
+        space = ctx.symbols[base.name]()[0]
+    window = {"shared": "%shared", "local": "%local"}.get(space)
+    if window is not None:
+        return _in_window(ctx, base, offset, space)
+    if base is None or ctx.info(base).uniform:
+        start = str(offset) if base is None else ctx.get(base, "i64", 1)
+        return Place(scalar=_pointer(ctx, start, 0 if base is None else offset))
+    info = ctx.info(base)
+    assert isinstance(base, Reg)
+    if info.affine and info.stride is not None and TYPE_BITS[base.type] == 64:
+        pointer = _pointer(ctx, ctx.base(base, "i64"), offset)
+        return Place(base=pointer, stride=info.stride, loose=info.loose, lanes=_pointers(ctx, base, offset))
+    return Place(lanes=_pointers(ctx, base, offset))
+
+
+def _pointer(ctx: Context, start: str, offset: int) -> str:
+    pointer = ctx.emit.op(f"inttoptr i64 {start} to ptr")
+    return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
+
+
+def _pointers(ctx: Context, base: Reg, offset: int) -> str:
+    value = ctx.get(base, "i64", LANES)
+    pointers = ctx.emit.op(f"inttoptr <32 x i64> {value} to <32 x ptr>")
+    return ctx.emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {offset}") if offset else pointers
+
+
+def _in_window(ctx: Context, base: Reg | Symbol | None, offset: int, space: str) -> Place:
+    """An access to shared or local memory, whose addresses are offsets into the block's or the lane's own memory."""
+    emit = ctx.emit
+    start = "%shared" if space == "shared" else "%local"
+    lane_stride = ctx.local_bytes if space == "local" else 0
+
+    def at(value: str) -> str:
+        moved = emit.op(f"getelementptr i8, ptr {start}, i64 {value}")
+        return emit.op(f"getelementptr i8, ptr {moved}, i64 {offset}") if offset else moved
+
+    def spread(values: str) -> str:
+        if lane_stride:
+            values = emit.op(f"add <32 x i64> {values}, {iota('i64', lane_stride)}")
+        moved = emit.op(f"getelementptr i8, ptr {start}, <32 x i64> {values}")
+        return emit.op(f"getelementptr i8, <32 x ptr> {moved}, i64 {offset}") if offset else moved
+
+    if base is None or ctx.info(base).uniform:
+        value = "0" if base is None else _offset(ctx, base, 1)
+        if not lane_stride:
+            return Place(scalar=at(value))
+        return Place(base=at(value), stride=lane_stride, lanes=spread(emit.broadcast("i64", value)))
+    info = ctx.info(base)
+    assert isinstance(base, Reg)
+    if info.affine and info.stride is not None:
+        scalar = ctx.base(base, f"i{TYPE_BITS[base.type]}")
+        if TYPE_BITS[base.type] == 32:
+            scalar = emit.op(f"sext i32 {scalar} to i64")
+        return Place(
+            base=at(scalar),
+            stride=info.stride + lane_stride,
+            loose=info.loose,
+            lanes=spread(_offset(ctx, base, LANES)),
+        )
+    return Place(lanes=spread(_offset(ctx, base, LANES)))
+
+
+def _offset(ctx: Context, base: Reg | Symbol, lanes: int) -> str:
+    """A 32- or 64-bit offset as i64."""
+    return ctx.get(base, "i64", lanes)
+
+
+def _count(ins: Instruction) -> int:
+    return next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
+
+
+def _elements(operand: Operand) -> list[Operand]:
+    return list(operand.elements) if isinstance(operand, Vector) else [operand]
+
+
+# Loads
+
+
+def lower_ld(ctx: Context, ins: Instruction) -> None:
+    """ld and ldu, of every space, width and vector length."""
+    type_, count, space = ins.types[-1], _count(ins), space_of(ins)
+    bits = TYPE_BITS[type_]
+    targets = _elements(ins.operands[0])
+    if bits == 128 or len(targets) != count:
+        raise ctx.refuse(ins, "this load is not known")
+    address = ins.operands[1]
+    if space == "param":
+        assert isinstance(address, Address)
+        if not isinstance(address.base, Symbol):
+            raise ctx.refuse(ins, "parameters are loaded by their names")
+        position = ctx.symbol_address(address.base.name, address.offset)
+        place = Place(scalar=ctx.emit.op(f"getelementptr i8, ptr %params, i64 {position}"))
+    else:
+        place = place_of(ctx, ins, address, space)
+    volatile = "volatile " if ins.has("volatile", "relaxed", "acquire", "mmio") else ""
+    if place.scalar is not None:
+        suffix = ", !invariant.load !0" if space == "param" else ""
+        for i, target in enumerate(targets):
+            pointer = _step(ctx, place.scalar, i * bits // 8)
+            value = ctx.emit.op(f"load {volatile}i{bits}, ptr {pointer}, align {bits // 8}{suffix}")
+            _put(ctx, target, value, type_, 1)
+        return
+    values = load_lanes(ctx, place, bits, count, volatile)
+    for target, value in zip(targets, values, strict=True):
+        _put(ctx, target, value, type_, LANES)
+
+
+def _step(ctx: Context, pointer: str, by: int) -> str:
+    return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {by}") if by else pointer
+
+
+def _put(ctx: Context, target: Operand, value: str, type_: str, lanes: int) -> None:
+    """Write a loaded number; signed ones are sign-extended into a wider register."""
+    assert isinstance(target, Reg | Sink)
+    bits = TYPE_BITS[type_]
+    if type_[0] == "s" and isinstance(target, Reg) and TYPE_BITS[target.type] > bits:
+        wide = TYPE_BITS[target.type]
+        value = ctx.emit.op(f"sext {vec(f'i{bits}', lanes)} {value} to {vec(f'i{wide}', lanes)}")
+        bits = wide
+    ctx.set(target, value, f"i{bits}", lanes)
+
+
+def load_lanes(ctx: Context, place: Place, bits: int, count: int, volatile: str = "") -> list[str]:
+    """`count` vectors of 32 i{bits}."""
+    emit = ctx.emit
+    mask = ctx.lane_mask()
+    if place.base is not None and place.stride == bits // 8 * count:
+        if not place.loose:
+            return _load_run(ctx, place.base, bits, count, mask, volatile)
+        yes, no, done = emit.label("run"), emit.label("gather"), emit.label("loaded")
+        assert ctx.straight is not None
+        slots = [emit.alloca(vec(f"i{bits}", LANES), "l") for _ in range(count)]
+        emit.branch(emit.op(f"load i1, ptr {ctx.straight}"), yes, no)
+        for label, values in ((yes, "run"), (no, "gather")):
+            emit.start(label)
+            if values == "run":
+                loaded = _load_run(ctx, place.base, bits, count, mask, volatile)
+            else:
+                assert place.lanes is not None
+                loaded = _gather(ctx, place.lanes, bits, count, mask)
+            for slot, value in zip(slots, loaded, strict=True):
+                emit.do(f"store {vec(f'i{bits}', LANES)} {value}, ptr {slot}")
+            emit.jump(done)
+        emit.start(done)
+        return [emit.op(f"load {vec(f'i{bits}', LANES)}, ptr {slot}") for slot in slots]
+    assert place.lanes is not None
+    return _gather(ctx, place.lanes, bits, count, mask)
+
+
+def _load_run(ctx: Context, base: str, bits: int, count: int, mask: str | None, volatile: str) -> list[str]:
+    """Neighbouring lanes at neighbouring addresses: one long load, then the lanes' elements are taken apart."""
+    emit, n = ctx.emit, LANES * count
+    t = vec(f"i{bits}", n)
+    align = bits // 8 * count
+    if mask is None:
+        whole = emit.op(f"load {volatile}{t}, ptr {base}, align {align}")
+    else:
+        wide = _repeat(ctx, mask, count)
+        whole = emit.call(
+            f"llvm.masked.load.v{n}i{bits}.p0",
+            t,
+            ("ptr", base),
+            ("i32", str(align)),
+            (vec("i1", n), wide),
+            (t, "zeroinitializer"),
+        )
+    if count == 1:
+        return [whole]
+    return [emit.op(f"shufflevector {t} {whole}, {t} poison, {_indices(range(i, n, count))}") for i in range(count)]
+
+
+def _indices(values: range | list[int]) -> str:
+    return f"<{len(values)} x i32> <" + ", ".join(f"i32 {v}" for v in values) + ">"
+
+
+def _repeat(ctx: Context, mask: str, count: int) -> str:
+    """Each lane's bit `count` times in a row."""
+    if count == 1:
+        return mask
+    order = [lane for lane in range(LANES) for _ in range(count)]
+    return ctx.emit.op(f"shufflevector <32 x i1> {mask}, <32 x i1> poison, {_indices(order)}")
+
+
+def _gather(ctx: Context, pointers: str, bits: int, count: int, mask: str | None) -> list[str]:
+    emit = ctx.emit
+    found = []
+    for i in range(count):
+        at = emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {i * bits // 8}") if i else pointers
+        found.append(_gather_words(ctx, at, bits, mask) if bits < 32 else _gather_one(ctx, at, bits, mask))
+    return found
+
+
+def _gather_one(ctx: Context, pointers: str, bits: int, mask: str | None) -> str:
+    t = vec(f"i{bits}", LANES)
+    return ctx.emit.call(
+        f"llvm.masked.gather.v32i{bits}.v32p0",
+        t,
+        ("<32 x ptr>", pointers),
+        ("i32", str(bits // 8)),
+        ("<32 x i1>", mask or ALL_LANES),
+        (t, "zeroinitializer"),
+    )
+
+
+def _gather_words(ctx: Context, pointers: str, bits: int, mask: str | None) -> str:
+    """Gather the aligned words that hold 8- or 16-bit elements: processors gather nothing narrower than a word."""
+    emit = ctx.emit
+    address = emit.op(f"ptrtoint <32 x ptr> {pointers} to <32 x i64>")
+    aligned = emit.op(f"and <32 x i64> {address}, {splat('i64', -4, LANES)}")
+    words = _gather_one(ctx, emit.op(f"inttoptr <32 x i64> {aligned} to <32 x ptr>"), 32, mask)
+    low = emit.op(f"trunc <32 x i64> {address} to <32 x i32>")
+    within = emit.op(f"and <32 x i32> {low}, {splat('i32', 3, LANES)}")
+    amount = emit.op(f"shl <32 x i32> {within}, {splat('i32', 3, LANES)}")
+    moved = emit.op(f"lshr <32 x i32> {words}, {amount}")
+    return emit.op(f"trunc <32 x i32> {moved} to {vec(f'i{bits}', LANES)}")
+
+
+# Stores
+
+
+def lower_st(ctx: Context, ins: Instruction) -> None:
+    """st of every space, width and vector length. Where lanes write the same address the highest wins."""
+    type_, count, space = ins.types[-1], _count(ins), space_of(ins)
+    bits = TYPE_BITS[type_]
+    values = _elements(ins.operands[1])
+    if bits == 128 or len(values) != count or space in ("param", "const"):
+        raise ctx.refuse(ins, "this store is not known")
+    emit = ctx.emit
+    place = place_of(ctx, ins, ins.operands[0], space)
+    volatile = "volatile " if ins.has("volatile", "relaxed", "release", "mmio") else ""
+    if place.scalar is not None:
+        for i, value in enumerate(values):
+            text = _highest(ctx, value, bits)
+            pointer = _step(ctx, place.scalar, i * bits // 8)
+            emit.do(f"store {volatile}i{bits} {text}, ptr {pointer}, align {bits // 8}")
+        return
+    store_lanes(ctx, place, bits, [ctx.get(v, f"i{bits}", LANES) for v in values], volatile)
+
+
+def _highest(ctx: Context, value: Operand, bits: int) -> str:
+    """The value of the highest lane that acts."""
+    if ctx.info(value).uniform:
+        return ctx.get(value, f"i{bits}", 1)
+    emit, mask = ctx.emit, ctx.lane_mask()
+    lane = "31"
+    if mask is not None:
+        zeros = emit.call("llvm.ctlz.i32", "i32", ("i32", ctx.mask_bits(mask)), ("i1", "false"))
+        lane = emit.op(f"and i32 {emit.op(f'sub i32 31, {zeros}')}, 31")
+    return emit.op(f"extractelement {vec(f'i{bits}', LANES)} {ctx.get(value, f'i{bits}', LANES)}, i32 {lane}")
+
+
+def store_lanes(ctx: Context, place: Place, bits: int, values: list[str], volatile: str = "") -> None:
+    """Write one vector of 32 i{bits} for each element of a lane."""
+    emit = ctx.emit
+    mask = ctx.lane_mask()
+    if place.base is not None and place.stride == bits // 8 * len(values):
+        if not place.loose:
+            _store_run(ctx, place.base, bits, values, mask, volatile)
+            return
+        yes, no, done = emit.label("run"), emit.label("scatter"), emit.label("stored")
+        assert ctx.straight is not None and place.lanes is not None
+        emit.branch(emit.op(f"load i1, ptr {ctx.straight}"), yes, no)
+        emit.start(yes)
+        _store_run(ctx, place.base, bits, values, mask, volatile)
+        emit.jump(done)
+        emit.start(no)
+        _scatter(ctx, place.lanes, bits, values, mask)
+        emit.jump(done)
+        emit.start(done)
+        return
+    assert place.lanes is not None
+    _scatter(ctx, place.lanes, bits, values, mask)
+
+
+def _store_run(ctx: Context, base: str, bits: int, values: list[str], mask: str | None, volatile: str) -> None:
+    emit, count = ctx.emit, len(values)
+    n = LANES * count
+    t = vec(f"i{bits}", n)
+    whole = values[0] if count == 1 else _interleave(ctx, values, bits)
+    align = bits // 8 * count
+    if mask is None:
+        emit.do(f"store {volatile}{t} {whole}, ptr {base}, align {align}")
+        return
+    wide = _repeat(ctx, mask, count)
+    name = emit.declare(f"llvm.masked.store.v{n}i{bits}.p0", "void", f"{t}, ptr, i32, {vec('i1', n)}")
+    emit.do(f"call void {name}({t} {whole}, ptr {base}, i32 {align}, {vec('i1', n)} {wide})")
+
+
+def _interleave(ctx: Context, values: list[str], bits: int) -> str:
+    """Lane 0's elements, lane 1's, … as one vector."""
+    emit = ctx.emit
+    parts, width = list(values), LANES
+    while len(parts) > 1:
+        t = vec(f"i{bits}", width)
+        order = _indices(range(2 * width))
+        parts = [
+            emit.op(f"shufflevector {t} {a}, {t} {b}, {order}") for a, b in zip(parts[::2], parts[1::2], strict=True)
+        ]
+        width *= 2
+    count = len(values)
+    t = vec(f"i{bits}", width)
+    order = [element * LANES + lane for lane in range(LANES) for element in range(count)]
+    return emit.op(f"shufflevector {t} {parts[0]}, {t} poison, {_indices(order)}")
+
+
+def _scatter(ctx: Context, pointers: str, bits: int, values: list[str], mask: str | None) -> None:
+    emit = ctx.emit
+    for i, value in enumerate(values):
+        at = emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {i * bits // 8}") if i else pointers
+        t = vec(f"i{bits}", LANES)
+        name = emit.declare(f"llvm.masked.scatter.v32i{bits}.v32p0", "void", f"{t}, <32 x ptr>, i32, <32 x i1>")
+        emit.do(f"call void {name}({t} {value}, <32 x ptr> {at}, i32 {bits // 8}, <32 x i1> {mask or ALL_LANES})")
+
+
+# Moves and addresses
+
+
+def lower_mov(ctx: Context, ins: Instruction) -> None:
+    """mov of values, addresses and special registers, and between a register and a vector of narrower ones."""
+    target, source = ins.operands
+    bits = TYPE_BITS[ins.types[-1]]
+    if isinstance(target, Vector):
+        _unpack(ctx, target, source, bits)
+        return
+    assert isinstance(target, Reg | Sink)
+    if isinstance(source, Vector):
+        _pack(ctx, target, source, bits)
+        return
+    if isinstance(source, Special) and source.name not in ctx.specials:
+        raise ctx.refuse(ins, f"the special register {source.name} is not known")
+    lanes = ctx.lanes_of(source)
+    if isinstance(source, Imm) and source.kind != "int":
+        scalar = "double" if bits == 64 else "float"
+        ctx.set(target, ctx.get(source, scalar, lanes), scalar, lanes)
+        return
+    ctx.set(target, ctx.get(source, f"i{bits}", lanes), f"i{bits}", lanes)
+
+
+def _unpack(ctx: Context, target: Vector, source: Operand, bits: int) -> None:
+    emit, each = ctx.emit, bits // len(target.elements)
+    lanes = ctx.lanes_of(source)
+    whole = ctx.get(source, f"i{bits}", lanes)
+    for i, element in enumerate(target.elements):
+        if isinstance(element, Sink):
+            continue
+        assert isinstance(element, Reg)
+        t = vec(f"i{bits}", lanes)
+        moved = emit.op(f"lshr {t} {whole}, {splat(f'i{bits}', i * each, lanes)}") if i else whole
+        ctx.set(element, emit.op(f"trunc {t} {moved} to {vec(f'i{each}', lanes)}"), f"i{each}", lanes)
+
+
+def _pack(ctx: Context, target: Reg | Sink, source: Vector, bits: int) -> None:
+    emit, each = ctx.emit, bits // len(source.elements)
+    values = [e for e in source.elements if isinstance(e, Reg | Imm)]
+    lanes = ctx.lanes_of(*values)
+    t = vec(f"i{bits}", lanes)
+    total: str | None = None
+    for i, element in enumerate(values):
+        part = emit.op(f"zext {vec(f'i{each}', lanes)} {ctx.get(element, f'i{each}', lanes)} to {t}")
+        if i:
+            part = emit.op(f"shl {t} {part}, {splat(f'i{bits}', i * each, lanes)}")
+        total = part if total is None else emit.op(f"or {t} {total}, {part}")
+    assert total is not None
+    ctx.set(target, total, f"i{bits}", lanes)
+
+
+def lower_cvta(ctx: Context, ins: Instruction) -> None:
+    """Between a window's addresses and generic ones, which are the host's."""
+    target, source = ins.operands
+    assert isinstance(target, Reg | Sink)
+    emit, space = ctx.emit, space_of(ins)
+    bits = TYPE_BITS[ins.types[-1]]
+    lanes = LANES if space == "local" else ctx.lanes_of(source)
+    if bits != 64 or space == "param":
+        raise ctx.refuse(ins, "this cvta is not known")
+    if isinstance(source, Address):
+        raise ctx.refuse(ins, "cvta takes a register or a variable")
+    value, t = ctx.get(source, "i64", lanes), vec("i64", lanes)
+    if space in ("shared", "local"):
+        start = ctx.symbols[f"%{space}"]()[1]
+        window = start if lanes == 1 else emit.broadcast("i64", start)
+        if space == "local":
+            window = emit.op(f"add {t} {window}, {iota('i64', ctx.local_bytes)}")
+        value = emit.op(f"{'sub' if ins.has('to') else 'add'} {t} {value}, {window}")
+    ctx.set(target, value, "i64", lanes)
+
+
+def lower_isspacep(ctx: Context, ins: Instruction) -> None:
+    """Whether a generic address lies in a window."""
+    target, source = ins.operands
+    assert isinstance(target, Reg | Sink)
+    emit, space = ctx.emit, space_of(ins)
+    lanes = ctx.lanes_of(source)
+    t = vec("i64", lanes)
+    value = ctx.get(source, "i64", lanes)
+
+    def inside(window: str) -> str:
+        start, size = ctx.symbols[f"%{window}"]()[1], ctx.symbols[f"%{window}.bytes"]()[1]
+        if lanes != 1:
+            start, size = emit.broadcast("i64", start), emit.broadcast("i64", size)
+        return emit.op(f"icmp ult {t} {emit.op(f'sub {t} {value}, {start}')}, {size}")
+
+    if space in ("shared", "local"):
+        result = inside(space)
+    elif space == "global":
+        either = emit.op(f"or {vec('i1', lanes)} {inside('shared')}, {inside('local')}")
+        result = ctx.negated(either, lanes)
+    else:
+        raise ctx.refuse(ins, "this isspacep is not known")
+    ctx.set(target, result, "i1", lanes)
+
+
+# Atomics
+
+_ATOMIC = {
+    "add": "add",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
+    "exch": "xchg",
+    "inc": "uinc_wrap",
+    "dec": "udec_wrap",
+}
+
+
+def lower_atom(ctx: Context, ins: Instruction) -> None:
+    """atom and red: the lanes that act, one after another from the lowest."""
+    emit = ctx.emit
+    type_, space = ins.types[-1], space_of(ins)
+    returns = ins.opcode == "atom"
+    operands = ins.operands[1:] if returns else ins.operands
+    name = next((m for m in ins.modifiers if m in (*_ATOMIC, "min", "max", "cas")), None)
+    bits = TYPE_BITS[type_]
+    if name is None or bits not in (32, 64) or type_.endswith("x2") or _count(ins) != 1:
+        raise ctx.refuse(ins, "this atomic operation is not known")
+    place = place_of(ctx, ins, operands[0], space)
+    pointers = place.lanes
+    if pointers is None:
+        assert place.scalar is not None
+        pointers = emit.broadcast("ptr", place.scalar)
+    scalar = {"f32": "float", "f64": "double"}.get(type_, f"i{bits}")
+    values = [ctx.get(o, scalar, LANES) for o in operands[1:]]
+    mask = ctx.lane_mask()
+    waiting = emit.alloca("i32", "waiting")
+    emit.do(f"store i32 {ctx.mask_bits(mask) if mask else '-1'}, ptr {waiting}")
+    old_slot = emit.alloca(vec(f"i{bits}", LANES), "old")
+    loop, body, done = emit.label("lanes"), emit.label("lane"), emit.label("atomic")
+    emit.jump(loop)
+    emit.start(loop)
+    left = emit.op(f"load i32, ptr {waiting}")
+    emit.branch(emit.op(f"icmp ne i32 {left}, 0"), body, done)
+    emit.start(body)
+    lane = emit.call("llvm.cttz.i32", "i32", ("i32", left), ("i1", "true"))
+    below = emit.op(f"sub i32 {left}, 1")
+    emit.do(f"store i32 {emit.op(f'and i32 {left}, {below}')}, ptr {waiting}")
+    pointer = emit.op(f"extractelement <32 x ptr> {pointers}, i32 {lane}")
+    parts = [emit.op(f"extractelement {vec(scalar, LANES)} {v}, i32 {lane}") for v in values]
+    old = _atomic(ctx, ins, name, type_, scalar, pointer, parts)
+    if returns:
+        if scalar != f"i{bits}":
+            old = emit.op(f"bitcast {scalar} {old} to i{bits}")
+        before = emit.op(f"load {vec(f'i{bits}', LANES)}, ptr {old_slot}")
+        after = emit.op(f"insertelement {vec(f'i{bits}', LANES)} {before}, i{bits} {old}, i32 {lane}")
+        emit.do(f"store {vec(f'i{bits}', LANES)} {after}, ptr {old_slot}")
+    emit.jump(loop)
+    emit.start(done)
+    if returns:
+        target = ins.operands[0]
+        assert isinstance(target, Reg | Sink)
+        ctx.set(target, emit.op(f"load {vec(f'i{bits}', LANES)}, ptr {old_slot}"), f"i{bits}", LANES)
+
+
+def _atomic(ctx: Context, ins: Instruction, name: str, type_: str, scalar: str, pointer: str, parts: list[str]) -> str:
+    emit = ctx.emit
+    if name == "cas":
+        pair = emit.op(f"cmpxchg ptr {pointer}, {scalar} {parts[0]}, {scalar} {parts[1]} monotonic monotonic")
+        return emit.op(f"extractvalue {{ {scalar}, i1 }} {pair}, 0")
+    is_float = scalar in ("float", "double")
+    if name in ("min", "max"):
+        kind = ("f" if is_float else "" if type_[0] == "s" else "u") + name
+    else:
+        kind = "fadd" if is_float and name == "add" else _ATOMIC[name]
+    if is_float and kind not in ("fadd", "fmin", "fmax", "xchg"):
+        raise ctx.refuse(ins, "this atomic operation is not known for floats")
+    return emit.op(f"atomicrmw {kind} ptr {pointer}, {scalar} {parts[0]} monotonic")

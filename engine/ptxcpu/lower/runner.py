@@ -1,0 +1,294 @@
+"""The IR around a kernel: the loop over blocks, and the scheduler that resumes warps between barriers.
+
+Memory of one worker (`%ws`): the block's control area, its shared memory, local memory, the warps' frames. The control
+area is what `FIELDS` says; its size is CONTROL bytes. A task is described by `runtime.Task`.
+"""
+
+from __future__ import annotations
+
+CONTROL = 1024  # bytes before shared memory
+ALIGN = 128
+
+# Byte offsets in the control area.
+FIELDS = {
+    "params": 0,
+    "shared": 8,
+    "globals": 16,
+    "local": 24,
+    "ctaid.x": 32,
+    "ctaid.y": 36,
+    "ctaid.z": 40,
+    "nctaid.x": 44,
+    "nctaid.y": 48,
+    "nctaid.z": 52,
+    "shared.bytes": 56,
+    "exited": 60,  # threads of warps that have left
+    "arrived": 64,  # [16] threads at each barrier
+    "counts": 128,  # [16] the count that a barrier waits for, 0: all that have not left
+    "status": 448,  # 0, DEADLOCK or TRAPPED
+    "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
+    "handles": 512,  # [32] coroutine handles
+}
+LEFT = 99
+DEADLOCK, TRAPPED = 1, 2  # what a launch can end with, beside 0
+
+
+def _field(pointer: str, name: str) -> str:
+    return f"getelementptr i8, ptr {pointer}, i64 {FIELDS[name]}"
+
+
+def helpers(warps: int) -> str:
+    """`@arrive` (a warp comes to a barrier) and `@leave` (a warp ends), for a block of `warps` warps."""
+    return f"""
+define internal void @release(ptr %cta, i32 %id) noinline {{
+  %arrived = {_field("%cta", "arrived")}
+  %a = getelementptr i32, ptr %arrived, i32 %id
+  store i32 0, ptr %a
+  %states = {_field("%cta", "states")}
+  %waiting = add i32 %id, 1
+  br label %loop
+loop:
+  %w = phi i32 [0, %0], [%w.next, %next]
+  %s = getelementptr i32, ptr %states, i32 %w
+  %state = load i32, ptr %s
+  %here = icmp eq i32 %state, %waiting
+  br i1 %here, label %free, label %next
+free:
+  store i32 0, ptr %s
+  br label %next
+next:
+  %w.next = add i32 %w, 1
+  %more = icmp ult i32 %w.next, {warps}
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+
+define internal void @arrive(ptr %cta, i32 %number, i32 %count, i1 %blocks, i32 %warp) noinline {{
+  %id = and i32 %number, 15
+  br i1 %blocks, label %wait, label %count.it
+wait:
+  %states = {_field("%cta", "states")}
+  %s = getelementptr i32, ptr %states, i32 %warp
+  %waiting = add i32 %id, 1
+  store i32 %waiting, ptr %s
+  br label %count.it
+count.it:
+  %arrived = {_field("%cta", "arrived")}
+  %a = getelementptr i32, ptr %arrived, i32 %id
+  %before = load i32, ptr %a
+  %now = add i32 %before, 32
+  store i32 %now, ptr %a
+  %counts = {_field("%cta", "counts")}
+  %c = getelementptr i32, ptr %counts, i32 %id
+  store i32 %count, ptr %c
+  %exited.p = {_field("%cta", "exited")}
+  %exited = load i32, ptr %exited.p
+  %all = sub i32 {32 * warps}, %exited
+  %is.all = icmp eq i32 %count, 0
+  %goal = select i1 %is.all, i32 %all, i32 %count
+  %complete = icmp uge i32 %now, %goal
+  br i1 %complete, label %free, label %done
+free:
+  call void @release(ptr %cta, i32 %id)
+  br label %done
+done:
+  ret void
+}}
+
+define internal void @leave(ptr %cta, i32 %warp) noinline {{
+  %states = {_field("%cta", "states")}
+  %s = getelementptr i32, ptr %states, i32 %warp
+  store i32 {LEFT}, ptr %s
+  %exited.p = {_field("%cta", "exited")}
+  %before = load i32, ptr %exited.p
+  %exited = add i32 %before, 32
+  store i32 %exited, ptr %exited.p
+  %all = sub i32 {32 * warps}, %exited
+  %arrived = {_field("%cta", "arrived")}
+  %counts = {_field("%cta", "counts")}
+  br label %loop
+loop:
+  %id = phi i32 [0, %0], [%id.next, %next]
+  %a = getelementptr i32, ptr %arrived, i32 %id
+  %here = load i32, ptr %a
+  %c = getelementptr i32, ptr %counts, i32 %id
+  %count = load i32, ptr %c
+  %some = icmp ne i32 %here, 0
+  %is.all = icmp eq i32 %count, 0
+  %enough = icmp uge i32 %here, %all
+  %x = and i1 %some, %is.all
+  %complete = and i1 %x, %enough
+  br i1 %complete, label %free, label %next
+free:
+  call void @release(ptr %cta, i32 %id)
+  br label %next
+next:
+  %id.next = add i32 %id, 1
+  %more = icmp ult i32 %id.next, 16
+  br i1 %more, label %loop, label %done
+done:
+  ret void
+}}
+"""
+
+
+COROUTINE_DECLARATIONS = """
+declare token @llvm.coro.id(i32, ptr, ptr, ptr)
+declare i64 @llvm.coro.size.i64()
+declare ptr @llvm.coro.begin(token, ptr)
+declare i8 @llvm.coro.suspend(token, i1)
+declare void @llvm.coro.end(ptr, i1, token)
+declare ptr @llvm.coro.free(token, ptr)
+declare void @llvm.coro.resume(ptr)
+@frame.size = internal global i64 0
+"""
+
+
+def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: bool) -> str:
+    """`i32 @name(task, first, last, ws)`: blocks [first, last) in order; 0, DEADLOCK or TRAPPED.
+
+    `shared` and `local` are the bytes of static shared memory of a block and of a warp's local memory.
+    """
+    fill = "\n".join(
+        f"  %f{i} = {_field('%ws', field)}\n  store i32 %{value}, ptr %f{i}"
+        for i, (field, value) in enumerate(
+            (("nctaid.x", "gx"), ("nctaid.y", "gy"), ("nctaid.z", "gz"), ("shared.bytes", "shared.bytes"))
+        )
+    )
+    run = _coroutine_block(warps) if coroutine else _plain_block(warps)
+    return f"""
+define i32 @"{name}"(ptr %task, i64 %first, i64 %last, ptr noalias %ws) {{
+entry:
+  %params.p = getelementptr i8, ptr %task, i64 8
+  %params = load ptr, ptr %params.p
+  %globals.p = getelementptr i8, ptr %task, i64 16
+  %globals = load ptr, ptr %globals.p
+  %gx.p = getelementptr i8, ptr %task, i64 24
+  %gx = load i32, ptr %gx.p
+  %gy.p = getelementptr i8, ptr %task, i64 28
+  %gy = load i32, ptr %gy.p
+  %gz.p = getelementptr i8, ptr %task, i64 32
+  %gz = load i32, ptr %gz.p
+  %dynamic.p = getelementptr i8, ptr %task, i64 36
+  %dynamic = load i32, ptr %dynamic.p
+  %shared.bytes = add i32 %dynamic, {shared}
+  %shared.up = add i32 %shared.bytes, {ALIGN - 1}
+  %shared.round = and i32 %shared.up, -{ALIGN}
+  %shared.size = zext i32 %shared.round to i64
+  %shared = getelementptr i8, ptr %ws, i64 {CONTROL}
+  %local = getelementptr i8, ptr %shared, i64 %shared.size
+  %frames = getelementptr i8, ptr %local, i64 {local * warps}
+{fill}
+  %p0 = {_field("%ws", "params")}
+  store ptr %params, ptr %p0
+  %p1 = {_field("%ws", "shared")}
+  store ptr %shared, ptr %p1
+  %p2 = {_field("%ws", "globals")}
+  store ptr %globals, ptr %p2
+  %x.p = {_field("%ws", "ctaid.x")}
+  %y.p = {_field("%ws", "ctaid.y")}
+  %z.p = {_field("%ws", "ctaid.z")}
+  %gx64 = zext i32 %gx to i64
+  %gy64 = zext i32 %gy to i64
+  %local.p = {_field("%ws", "local")}
+  store ptr %local, ptr %local.p
+  %states = {_field("%ws", "states")}
+  %handles = {_field("%ws", "handles")}
+  %status.p = {_field("%ws", "status")}
+  store i32 0, ptr %status.p
+  br label %blocks
+blocks:
+  %b = phi i64 [%first, %entry], [%b.next, %block.done]
+  %is.more = icmp ult i64 %b, %last
+  br i1 %is.more, label %block, label %all.done
+block:
+  %x = urem i64 %b, %gx64
+  %row = udiv i64 %b, %gx64
+  %y = urem i64 %row, %gy64
+  %z = udiv i64 %row, %gy64
+  %x32 = trunc i64 %x to i32
+  %y32 = trunc i64 %y to i32
+  %z32 = trunc i64 %z to i32
+  store i32 %x32, ptr %x.p
+  store i32 %y32, ptr %y.p
+  store i32 %z32, ptr %z.p
+{run}
+block.done:
+  %b.next = add i64 %b, 1
+  %ended = load i32, ptr %status.p
+  %is.well = icmp eq i32 %ended, 0
+  br i1 %is.well, label %blocks, label %failed
+failed:
+  ret i32 %ended
+all.done:
+  ret i32 0
+}}
+"""
+
+
+def _plain_block(warps: int) -> str:
+    return f"""
+  br label %warps
+warps:
+  %w = phi i32 [0, %block], [%w.next, %warps]
+  call void @warp(ptr %ws, i32 %w)
+  %w.next = add i32 %w, 1
+  %w.more = icmp ult i32 %w.next, {warps}
+  br i1 %w.more, label %warps, label %block.done
+"""
+
+
+def _coroutine_block(warps: int) -> str:
+    return f"""
+  %fresh = {_field("%ws", "exited")}
+  call void @llvm.memset.p0.i64(ptr %fresh, i8 0, i64 {FIELDS["status"] - FIELDS["exited"]}, i1 false)
+  br label %start
+start:
+  %w = phi i32 [0, %block], [%w.next, %start]
+  %w64 = zext i32 %w to i64
+  %size.raw = load i64, ptr @frame.size
+  %size.up = add i64 %size.raw, {ALIGN - 1}
+  %size = and i64 %size.up, -{ALIGN}
+  %own = mul i64 %w64, %size
+  %frame = getelementptr i8, ptr %frames, i64 %own
+  %handle = call ptr @warp(ptr %ws, i32 %w, ptr %frame)
+  %slot = getelementptr ptr, ptr %handles, i32 %w
+  store ptr %handle, ptr %slot
+  %w.next = add i32 %w, 1
+  %w.more = icmp ult i32 %w.next, {warps}
+  br i1 %w.more, label %start, label %pass
+pass:
+  br label %visit
+visit:
+  %v = phi i32 [0, %pass], [%v.next, %visited]
+  %moved = phi i1 [false, %pass], [%moved.next, %visited]
+  %waiting = phi i1 [false, %pass], [%waiting.next, %visited]
+  %s = getelementptr i32, ptr %states, i32 %v
+  %state = load i32, ptr %s
+  %is.ready = icmp eq i32 %state, 0
+  br i1 %is.ready, label %go, label %look
+go:
+  %slot.v = getelementptr ptr, ptr %handles, i32 %v
+  %handle.v = load ptr, ptr %slot.v
+  call void @llvm.coro.resume(ptr %handle.v)
+  br label %visited
+look:
+  %left = icmp eq i32 %state, {LEFT}
+  %still = xor i1 %left, true
+  br label %visited
+visited:
+  %one = phi i1 [true, %go], [false, %look]
+  %two = phi i1 [true, %go], [%still, %look]
+  %moved.next = or i1 %moved, %one
+  %waiting.next = or i1 %waiting, %two
+  %v.next = add i32 %v, 1
+  %v.more = icmp ult i32 %v.next, {warps}
+  br i1 %v.more, label %visit, label %passed
+passed:
+  br i1 %waiting.next, label %again, label %block.done
+again:
+  br i1 %moved.next, label %pass, label %deadlock
+deadlock:
+  ret i32 {DEADLOCK}
+"""

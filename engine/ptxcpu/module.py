@@ -1,0 +1,171 @@
+"""Loaded PTX modules: entries compiled for the block shapes they are launched with, arguments packed, launches run."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.ptxcpu import jit
+from ptxtrain.engine.ptxcpu.lower.function import RUN, layout_globals, layout_params, lower_entry
+from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
+from ptxtrain.engine.ptxcpu.parser import parse
+from ptxtrain.engine.ptxcpu.runtime import Memory, Pool, Ready, Task, default_threads
+from ptxtrain.engine.ptxcpu.tree import Function, Module, PtxError, Span, Variable
+
+Dim3 = tuple[int, int, int]
+MAX_SHARED = 227 << 10  # bytes; what the largest GPUs allow a block
+
+
+@cache
+def shared_pool(threads: int) -> Pool:
+    """One pool for each number of threads, for the life of the process."""
+    return Pool(threads)
+
+
+class LoadedModule:
+    """A PTX file on the CPU. Module-scope variables live as long as it does."""
+
+    def __init__(self, tree: Module) -> None:
+        self.tree = tree
+        self._ready: dict[tuple[str, Dim3], Ready] = {}
+        self._lock = threading.Lock()
+        self._globals = self._place_globals()
+
+    def _place_globals(self) -> Memory:
+        offsets, size = layout_globals(self.tree, next(iter(self.tree.functions.values())))
+        memory = Memory(max(size, 1))
+        ctypes.memset(memory.address, 0, memory.nbytes)
+        owners = (self.tree.variables, *(f.variables for f in self.tree.functions.values()))
+        variables: dict[str, Variable] = {n: v for owner in owners for n, v in owner.items()}
+        for name, offset in offsets.items():
+            variable = variables[name]
+            if variable.init is not None:
+                ctypes.memmove(memory.address + offset, variable.init, len(variable.init))
+            for at, symbol in variable.relocations:
+                if symbol.name not in offsets:
+                    raise PtxError(f"the address of {symbol.name} is not known here", self.tree.path, variable.span)
+                value = memory.address + offsets[symbol.name] + symbol.offset
+                ctypes.memmove(memory.address + offset + at, value.to_bytes(8, "little"), 8)
+        return memory
+
+    @property
+    def globals_address(self) -> int:
+        return self._globals.address
+
+    def ready(self, entry: str, block: Dim3) -> Ready:
+        """`entry` compiled for blocks of this shape."""
+        with self._lock:
+            found = self._ready.get((entry, block))
+            if found is None:
+                found = self._ready[entry, block] = self._compile(self.tree.entry(entry), block)
+            return found
+
+    def _compile(self, function: Function, block: Dim3) -> Ready:
+        if function.reqntid is not None and function.reqntid != block:
+            raise PtxtrainError(f"{function.name} requires blocks of {function.reqntid}, got {block}")
+        lowered = lower_entry(self.tree, function, block)
+        native = jit.load(lowered.ir, (RUN,))
+        frame = (native.frame_bytes + ALIGN - 1) // ALIGN * ALIGN
+        shared = (lowered.shared + ALIGN - 1) // ALIGN * ALIGN
+        workspace = CONTROL + shared + ALIGN + lowered.warps * (lowered.local + frame)
+        return Ready(function.name, native.addresses[RUN], workspace, native)
+
+    def ir(self, entry: str, block: Dim3) -> str:
+        """The LLVM IR of an entry, before optimisation."""
+        return lower_entry(self.tree, self.tree.entry(entry), block).ir
+
+    def launch(
+        self,
+        entry: str,
+        *,
+        grid: Dim3,
+        block: Dim3,
+        args: Sequence[Any],
+        shared: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        """Run `entry` and wait. Arrays among `args` are passed as pointers to their own memory and changed in place.
+
+        Raises:
+            PtxtrainError: arguments that do not fit the signature, or an instruction that is not known.
+            DeviceError: the kernel trapped or deadlocked.
+        """
+        function = self.tree.entry(entry)
+        packed = pack_args(function, [pointer_of(a) for a in args])
+        ready = self.ready(entry, block)
+        tasks = (Task * 1)(make_task(ready, packed, self.globals_address, grid, shared))
+        pool = shared_pool(threads or default_threads())
+        pool.run(tasks, (entry,), ready.workspace + shared)
+
+
+def pointer_of(argument: Any) -> np.generic:
+    """A NumPy scalar as it is, an array as the address of its memory."""
+    if isinstance(argument, np.ndarray):
+        if not argument.flags.c_contiguous:
+            raise PtxtrainError("arrays given to a kernel must be C-contiguous; use numpy.ascontiguousarray")
+        return np.uint64(argument.ctypes.data)
+    if isinstance(argument, np.generic):
+        return argument
+    raise PtxtrainError(
+        f"a kernel takes arrays and NumPy scalars, got a Python {type(argument).__name__} (its width would be a guess)"
+    )
+
+
+def pack_args(function: Function, args: Sequence[np.generic]) -> npt.NDArray[np.uint8]:
+    """The argument buffer: each value at its parameter's offset."""
+    offsets, size = layout_params(function)
+    if len(args) != len(function.params):
+        names = ", ".join(p.name for p in function.params)
+        raise PtxtrainError(f"{function.name} takes {len(function.params)} arguments ({names}), got {len(args)}")
+    buffer = np.zeros(max(size, 1), np.uint8)
+    for param, value in zip(function.params, args, strict=True):
+        data = value.tobytes()
+        if len(data) != param.nbytes:
+            raise PtxtrainError(
+                f"{function.name}: parameter {param.name} is .{param.type} ({param.nbytes} bytes), got "
+                f"numpy.{value.dtype} ({len(data)} bytes)"
+            )
+        start = offsets[param.name]
+        buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
+    return buffer
+
+
+def make_task(ready: Ready, packed: npt.NDArray[np.uint8], globals_: int, grid: Dim3, shared: int) -> Task:
+    """A launch as native code reads it; `packed` must live as long as the task."""
+    if not 0 <= shared <= MAX_SHARED:
+        raise PtxtrainError(f"{ready.name}: {shared:,} bytes of dynamic shared memory; a block may have {MAX_SHARED:,}")
+    blocks = grid[0] * grid[1] * grid[2]
+    if min(grid) < 1 or blocks >= 1 << 62:
+        raise PtxtrainError(f"{ready.name}: grid {grid} must be at least 1 in each direction")
+    return Task(ready.run, packed.ctypes.data, globals_, *grid, shared, blocks)
+
+
+def load(source: Path | str) -> LoadedModule:
+    """Load a PTX file, given by its path or (a string with a line break) its text.
+
+    Raises:
+        PtxError: the text is malformed: file, line, column.
+        PtxtrainError: the file cannot be read.
+    """
+    if isinstance(source, str) and "\n" in source:
+        return LoadedModule(_checked(parse(source, Path("<text>"))))
+    path = Path(source)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise PtxtrainError(f"cannot read {path}: {error}") from error
+    return LoadedModule(_checked(parse(text, path)))
+
+
+def _checked(tree: Module) -> Module:
+    if not any(f.is_entry for f in tree.functions.values()):
+        raise PtxError("there is no .entry in this file", tree.path, Span(1, 1))
+    return tree
