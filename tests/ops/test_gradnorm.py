@@ -1,0 +1,54 @@
+"""The gradient's norm and the clip factor."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from opbench import Bench, normal, run
+from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.ops import gradnorm, scalars
+
+ELEMENTS = 2048  # of a part
+
+
+def compute(device: Device, grads: np.ndarray, clip: float) -> np.ndarray:
+    count = len(grads)
+
+    def record(rec: Recorder, b: Bench) -> None:
+        numbers = b.put(np.full(scalars.COUNT, 7.0), name="scalars")
+        partial = b.empty("partial", (gradnorm.parts(count),))
+        gradnorm.compute(rec, numbers, partial, b.put(grads), count=count, clip=clip)
+
+    found = run(device, record)
+    assert np.isfinite(found["partial"]).all() == np.isfinite(grads).all()
+    return found["scalars"]
+
+
+@pytest.mark.parametrize("count", [1, 31, ELEMENTS, ELEMENTS + 1, 40 * ELEMENTS + 5])
+def test_norm_and_clip(device: Device, count: int) -> None:
+    grads = normal(np.random.default_rng(count), count)
+    exact = math.sqrt((grads.astype(np.float64) ** 2).sum())
+    out = compute(device, grads, 0.5)
+    # Chains of 64 and of ceil(parts / 32) squares, then two butterflies of 5: the square root halves the relative error.
+    assert abs(out[scalars.GRAD_NORM] - exact) <= (64 + 2 + 10) / 2 * 2.0**-24 * exact
+    assert out[scalars.CLIP] == min(np.float32(1), np.float32(0.5) / out[scalars.GRAD_NORM])
+    kept = [i for i in range(scalars.COUNT) if i not in (scalars.GRAD_NORM, scalars.CLIP)]
+    assert (out[kept] == 7).all()
+
+
+def test_clip_leaves_small_gradients_alone(device: Device) -> None:
+    grads = np.array([3.0, 4.0], np.float32)
+    assert compute(device, grads, 6.0)[[scalars.GRAD_NORM, scalars.CLIP]].tolist() == [5.0, 1.0]
+    assert compute(device, grads, 2.5)[[scalars.GRAD_NORM, scalars.CLIP]].tolist() == [5.0, 0.5]
+    assert compute(device, grads, 0.0)[[scalars.GRAD_NORM, scalars.CLIP]].tolist() == [5.0, 1.0]
+    assert compute(device, np.zeros(5, np.float32), 1.0)[[scalars.GRAD_NORM, scalars.CLIP]].tolist() == [0.0, 1.0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_bad_gradients_show_in_the_norm(device: Device, bad: float) -> None:
+    grads = np.ones(5000, np.float32)
+    grads[4321] = bad
+    assert not np.isfinite(compute(device, grads, 1.0)[scalars.GRAD_NORM])
