@@ -72,7 +72,7 @@ def _row(instruction: Instruction, rows: list[Row]) -> Row | str | None:
         return f"{name} needs a type: {listed(wanted)}"
     if not wanted:
         return f"{name} takes no type"
-    return f"{form_name(name, fitting[0].when)} does not work on .{types[0]}; it takes {listed(wanted)}"
+    return f"{'.'.join((name, *fitting[0].when.split()))} does not work on .{types[0]}; it takes {listed(wanted)}"
 
 
 def _modifiers(instruction: Instruction, row: Row) -> Wrong | None:
@@ -83,7 +83,7 @@ def _modifiers(instruction: Instruction, row: Row) -> Wrong | None:
         if modifier in TYPE_BITS or modifier.startswith(("L1::", "L2::")):
             continue
         if modifier not in allowed:
-            return -1, f"{form_name(instruction)} does not take .{modifier}"
+            return -1, f"{form_name(instruction, modifier)} does not take .{modifier}"
         if modifier in seen:
             return -1, f".{modifier} stands twice"
         seen.add(modifier)

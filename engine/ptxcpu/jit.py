@@ -68,7 +68,11 @@ def _linker() -> Any:
 
 
 def optimise(ir: str, *, level: int = 1) -> Any:
-    """Parse IR and run LLVM's standard passes. Raises `PtxtrainError` where LLVM refuses the text: our mistake, not the user's."""
+    """Parse IR and run LLVM's standard passes.
+
+    Raises:
+        PtxtrainError: LLVM refuses the text. That is this compiler's mistake, not the user's.
+    """
     llvm = _llvm()
     machine = _target_machine()
     try:

@@ -206,9 +206,8 @@ def listed(words: Sequence[str]) -> str:
     return ", ".join(f".{word}" for word in words)
 
 
-def form_name(instruction: Instruction | str, when: str = "") -> str:
-    """`mul.wide.s32`: the opcode, the modifiers that choose the form, the types."""
-    if isinstance(instruction, str):
-        return ".".join((instruction, *when.split()))
-    parts = [m for m in instruction.modifiers if m in TYPE_BITS or m in ("wide", "lo", "hi", "sync", "async", *SPACES)]
+def form_name(instruction: Instruction, without: str = "") -> str:
+    """`mul.wide.s32`: the opcode and its modifiers but for hints and the one that is wrong."""
+    hints = ("L1", "L2", "aligned", *SPACES)
+    parts = [m for m in instruction.modifiers if m != without and m.split("::")[0] not in hints]
     return ".".join((instruction.opcode, *parts))

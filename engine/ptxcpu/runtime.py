@@ -11,7 +11,7 @@ import ctypes
 import os
 import platform
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -162,14 +162,17 @@ out:
 
 
 @cache
-def _plan_function() -> ctypes._CFuncPtr:  # type: ignore[name-defined]
-    native = jit.load(_plan_ir(), ("plan",))
+def _plan_native() -> jit.Native:
+    return jit.load(_plan_ir(), ("plan",))
+
+
+@cache
+def _plan_function() -> Callable[[int, int, int, int, int], None]:
+    """`plan(tasks, count, sync, workers, workspace)` as a call that releases the GIL."""
     prototype = ctypes.CFUNCTYPE(
         None, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p
     )
-    function = prototype(native.addresses["plan"])
-    function.keep = native
-    return function
+    return prototype(_plan_native().addresses["plan"])
 
 
 class Memory:

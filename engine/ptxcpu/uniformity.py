@@ -34,32 +34,8 @@ LANES = 32
 MAX_STRIDE = 1 << 20  # bytes; so that 31 strides never bring a 32-bit shared address round
 
 _NO_RESULT = frozenset(
-    [
-        "st",
-        "red",
-        "bar",
-        "barrier",
-        "bra",
-        "brx",
-        "ret",
-        "exit",
-        "trap",
-        "membar",
-        "fence",
-        "prefetch",
-        "prefetchu",
-        "cp",
-        "pmevent",
-        "brkpt",
-        "nanosleep",
-        "discard",
-        "applypriority",
-        "stmatrix",
-        "setmaxnreg",
-        "griddepcontrol",
-        "mbarrier",
-        "call",
-    ]
+    "st red bar barrier bra brx ret exit trap membar fence prefetch prefetchu cp pmevent brkpt nanosleep discard "
+    "applypriority stmatrix setmaxnreg griddepcontrol mbarrier call".split()
 )
 
 

@@ -15,7 +15,7 @@ from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
-from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat
 from ptxtrain.engine.ptxcpu.lower.floating import FLOATING
 from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
 from ptxtrain.engine.ptxcpu.lower.memory import (
@@ -195,12 +195,15 @@ class _Driver:
         ctx.specials["%nsmid"] = scalar("1")
         for name, bits in (("%clock64", "i64"), ("%globaltimer", "i64"), ("%clock", "i32")):
             ctx.specials[name] = self._clock(bits)
-        masks = {"eq": lambda i: 1 << i, "lt": lambda i: (1 << i) - 1, "le": lambda i: (2 << i) - 1}
-        masks["gt"] = lambda i: ~((2 << i) - 1)
-        masks["ge"] = lambda i: ~((1 << i) - 1)
+        masks: dict[str, Callable[[int], int]] = {
+            "eq": lambda i: 1 << i,
+            "lt": lambda i: (1 << i) - 1,
+            "le": lambda i: (2 << i) - 1,
+            "gt": lambda i: ~((2 << i) - 1),
+            "ge": lambda i: ~((1 << i) - 1),
+        }
         for name, mask in masks.items():
-            values = [mask(i) & 0xFFFFFFFF for i in range(LANES)]
-            words = ", ".join(f"i32 {v - (1 << 32) if v >> 31 else v}" for v in values)
+            words = ", ".join(f"i32 {integer(mask(i), 32)}" for i in range(LANES))
             ctx.specials[f"%lanemask_{name}"] = scalar(f"<{words}>")
 
     def _clock(self, bits: str) -> Callable[[], str]:

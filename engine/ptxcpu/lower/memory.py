@@ -53,7 +53,6 @@ class Place:
 def place_of(ctx: Context, ins: Instruction, address: Operand, space: str) -> Place:
     """Turn `[base + offset]` into host pointers."""
     assert isinstance(address, Address)
-    emit = ctx.emit
     base, offset = address.base, address.offset
     if space == "generic" and isinstance(base, Symbol):
         # A symbol stands for its address in its own window: `ld [symbol]` is an access to that space.
@@ -358,8 +357,8 @@ def _interleave(ctx: Context, values: list[str], bits: int) -> str:
         width *= 2
     count = len(values)
     t = vec(f"i{bits}", width)
-    order = [element * LANES + lane for lane in range(LANES) for element in range(count)]
-    return emit.op(f"shufflevector {t} {parts[0]}, {t} poison, {_indices(order)}")
+    by_lane = [element * LANES + lane for lane in range(LANES) for element in range(count)]
+    return emit.op(f"shufflevector {t} {parts[0]}, {t} poison, {_indices(by_lane)}")
 
 
 def _scatter(ctx: Context, pointers: str, bits: int, values: list[str], mask: str | None) -> None:
