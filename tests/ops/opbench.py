@@ -13,6 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+
 from ptxtrain.engine.device.base import Buffer, Device
 from ptxtrain.engine.kernels import Recorder
 

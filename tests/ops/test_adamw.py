@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from opbench import Bench, check, normal, rounded, run, same_bits
+
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import adamw, scalars

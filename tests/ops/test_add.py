@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from opbench import Bench, normal, run, same_bits
+
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import add

@@ -6,15 +6,15 @@ import ml_dtypes
 import numpy as np
 import pytest
 from opbench import Bench, normal, run, same_bits
+
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import cast
 
-SPECIAL = np.array(
-    [0x00000000, 0x80000000, 0x7F800000, 0xFF800000, 0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0x00000001]
-    + [0x00008000, 0x00018000, 0x007FFFFF, 0x00800000, 0x3F807FFF],
-    np.uint32,
-).view(np.float32)
+# Zeros, infinities, ties to even, the largest number, and denormals around bf16's smallest.
+BITS = """00000000 80000000 7F800000 FF800000 3F808000 3F818000 3F808001 3F807FFF 7F7FFFFF
+    00000001 00008000 00018000 007FFFFF 00800000"""
+SPECIAL = np.array([int(bits, 16) for bits in BITS.split()], np.uint32).view(np.float32)
 
 
 @pytest.mark.parametrize("count", [1, 255, 257, 1000])

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from opbench import Bench, normal, run
+
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import gradnorm, scalars

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from opbench import Bench, check, normal, run, same_bits
+
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.kernels import Recorder
