@@ -42,10 +42,10 @@ from ptxtrain.engine.step import TrainStep
 
 MODEL = ModelConfig(vocab_size=97, context=9, layers=2, width=48, heads=4, kv_heads=2, head_dim=12, mlp_width=80)
 SEQUENCES = 3
-SEED = 1
+SEED = 17  # six of its 27 tokens repeat, three within their sequence: the embedding adds them up
 LAYER_SCALE = 8.0
 UNIFORM_LOSS = math.log(MODEL.vocab_size)  # what a model that knows nothing has, about
-REFERENCE_LOSS = 4.586173  # of these weights and this batch in float64; a test computes it anew
+REFERENCE_LOSS = 4.576277  # of these weights and this batch in float64; a test computes it anew
 
 LOSS_MOVES = 2e-4
 SMALLEST_STEP = 1e-3
@@ -112,20 +112,26 @@ def run(
     device: Device,
     overrides: Mapping[str, str] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    stop_at_failure: bool = False,
 ) -> Report:
     """Check every gradient on this device.
 
     `overrides` are kernel texts by stem that stand in for the shipped ones; `progress` is called with (done, of how
-    many).
+    many). `stop_at_failure` ends the check at the first thing that is off, with the rows so far and a memorised loss of
+    NaN.
     """
     check = Check(device, overrides)
     total = 2 * len(check.step.table) + MEMORISE_STEPS
     loss_at_init = check.loss_at_init()
+    if stop_at_failure and not initial_loss_is_right(loss_at_init):
+        return Report(False, loss_at_init, math.nan, ())
     gradients = {"gradient": check.gradient(check.step), "random": check.gradient(check.pieces)}
     rows: list[Row] = []
     for index, tensor in enumerate(check.step.table):
         for direction, gradient in gradients.items():
             rows.append(check.row(index, tensor, direction, gradient))
+            if stop_at_failure and not rows[-1].passed:
+                return Report(False, loss_at_init, math.nan, tuple(rows))
             if progress is not None:
                 progress(len(rows), total)
     memorised = check.memorise(lambda done: progress(len(rows) + done, total) if progress is not None else None)

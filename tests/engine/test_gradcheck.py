@@ -168,12 +168,92 @@ MUTANTS = [
     ),
     Mutant("matmul: forgets the sum so far", "matmul", "if (accumulate) {", "if (false) {"),
     Mutant("matmul: forgets the residual", "matmul", "if (has_residual) {", "if (false) {"),
+    Mutant("rmsnorm backward: the mean left out", "rmsnorm_backward", "fma.rn.f32      %g, %xhat, %mean, %g;", ""),
+    Mutant(
+        "rmsnorm backward: not scaled by rstd",
+        "rmsnorm_backward",
+        "fma.rn.f32      %y, %g, %rstd, %old;",
+        "add.rn.f32      %y, %g, %old;",
+    ),
+    Mutant(
+        "rmsnorm backward: the residual path left out",
+        "rmsnorm_backward",
+        "fma.rn.f32      %y, %g, %rstd, %old;",
+        "mul.rn.f32      %y, %g, %rstd;",
+    ),
+    Mutant(
+        "rmsnorm backward: the weight's gradient from x, not xhat",
+        "rmsnorm_backward",
+        "fma.rn.f32      %sum, %d, %xhat, %sum;",
+        "fma.rn.f32      %sum, %d, %x, %sum;",
+    ),
+    Mutant(
+        "rmsnorm backward: the weight's gradient without the last row",
+        "rmsnorm_backward",
+        "mov.u32         %row, %first;",
+        "add.u32         %row, %first, 1;",
+    ),
+    Mutant(
+        "rmsnorm weight gradient: the last part left out",
+        "rmsnorm_weight_gradient",
+        "setp.ge.u32     %is_more, %part, %parts;",
+        "add.u32 %next, %part, 1;\n    setp.ge.u32     %is_more, %next, %parts;",
+    ),
+    Mutant(
+        "rmsnorm weight gradient: forgets the sum so far",
+        "rmsnorm_weight_gradient",
+        "@%in_row ld.global.f32 %sum, [%p_dweight];",
+        "",
+    ),
+    Mutant(
+        "rope: turns the same way in the backward pass", "rope", "selp.f32        %s, %s_minus, %s, %is_inverse;", ""
+    ),
+    Mutant(
+        "rope: one half of the pair left out",
+        "rope",
+        "fma.rn.f32      %y1, %x1, %c, %y1;",
+        "selp.f32        %c, 0f00000000, %c, %is_inverse;\n    fma.rn.f32      %y1, %x1, %c, %y1;",
+    ),
+    Mutant(
+        "swiglu backward: the derivative of the sigmoid left out",
+        "swiglu_backward",
+        "fma.rn.f32      %t, %gate, %t, 0f3F800000;",
+        "mov.f32         %t, 0f3F800000;",
+    ),
+    Mutant(
+        "swiglu backward: up without the gate",
+        "swiglu_backward",
+        "mul.rn.f32      %dup, %gate, %s;",
+        "mov.f32         %dup, %s;",
+    ),
+    Mutant(
+        "cross-entropy backward: the target left out", "cross_entropy_backward", "sub.rn.f32      %e, %e, %hot;", ""
+    ),
+    Mutant(
+        "cross-entropy backward: the probabilities left out",
+        "cross_entropy_backward",
+        "sub.rn.f32      %e, %e, %hot;",
+        "neg.f32         %e, %hot;",
+    ),
+    Mutant("cross-entropy backward: not scaled", "cross_entropy_backward", "mul.rn.f32      %e, %e, %scale;", ""),
+    Mutant(
+        "embedding backward: rows of a token left out",
+        "embedding_backward",
+        "add.u32         %i, %i, 1;",
+        "add.u32         %i, %i, 2;",
+    ),
+    Mutant(
+        "embedding backward: forgets the sum so far",
+        "embedding_backward",
+        "@%in_row ld.global.f32 %sum, [%p_dtable];",
+        "",
+    ),
 ]
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda m: m.name.replace(" ", "-"))
 def test_mutants_are_caught(device: Device, mutant: Mutant) -> None:
-    report = gradcheck.run(device, overrides={mutant.stem: mutant.text()})
+    report = gradcheck.run(device, overrides={mutant.stem: mutant.text()}, stop_at_failure=True)
     assert not report.passed, mutant.name
 
 
