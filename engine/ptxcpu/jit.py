@@ -7,6 +7,7 @@ LLVM and of this compiler. A cached kernel loads in a few milliseconds.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import struct
 import threading
@@ -51,6 +52,16 @@ def host_features() -> tuple[str, str]:
     if features.get("avx512f"):
         text += ",-prefer-256-bit"
     return llvm.get_host_cpu_name(), text
+
+
+def has_bf16_dot() -> bool:
+    """Whether products of brain floats go through the processor's own instruction, which flushes subnormal numbers.
+
+    `PTXTRAIN_CPU=portable` does without, for the same bits on every machine.
+    """
+    if os.environ.get("PTXTRAIN_CPU") == "portable":
+        return False
+    return "+avx512bf16" in host_features()[1].split(",")
 
 
 @cache

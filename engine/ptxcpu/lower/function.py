@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
 from ptxtrain.engine.ptxcpu.lower import runner
+from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
+from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat
@@ -26,6 +28,7 @@ from ptxtrain.engine.ptxcpu.lower.memory import (
     lower_mov,
     lower_st,
 )
+from ptxtrain.engine.ptxcpu.lower.mma import MATRIX, allocate_fragments, place_fragments
 from ptxtrain.engine.ptxcpu.lower.warp import (
     lower_activemask,
     lower_barrier,
@@ -43,6 +46,8 @@ RUN = "run"  # the name of the function that runs blocks
 LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
     **INTEGER,
     **FLOATING,
+    **MATRIX,
+    "cp": lower_cp,
     "cvt": lower_cvt,
     "ld": lower_ld,
     "ldu": lower_ld,
@@ -135,6 +140,8 @@ class _Driver:
         self.analysis = Analysis(function, self.blocks, shape, {})
         self.ctx = Context(module, self.analysis, shape)
         self.ctx.local_bytes = self.local
+        self.ctx.uses_dot = has_bf16_dot()
+        allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis))
         self.param_at = params
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
@@ -266,6 +273,7 @@ class _Driver:
         parts = [
             f"; {self.function.name} of {self.module.path.name} for blocks of {shape.x} x {shape.y} x {shape.z}",
             *emit.declarations.values(),
+            *ctx.helpers.values(),
             runner.COROUTINE_DECLARATIONS if coroutine else "",
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.trap()",

@@ -71,6 +71,15 @@ def place_of(ctx: Context, ins: Instruction, address: Operand, space: str) -> Pl
     return Place(lanes=_pointers(ctx, base, offset))
 
 
+def lane_pointers(ctx: Context, ins: Instruction, address: Operand, space: str) -> str:
+    """The lanes' host pointers as one vector, whatever is known of them."""
+    place = place_of(ctx, ins, address, space)
+    if place.lanes is not None:
+        return place.lanes
+    assert place.scalar is not None
+    return ctx.emit.broadcast("ptr", place.scalar)
+
+
 def _pointer(ctx: Context, start: str, offset: int) -> str:
     pointer = ctx.emit.op(f"inttoptr i64 {start} to ptr")
     return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
