@@ -196,7 +196,7 @@ class Body:
             operands.append(self.operands.call())
         else:
             branch = opcode in ("bra", "brx")
-            while not cursor.at(";"):
+            while not cursor.at(";") and (operands or cursor.token.kind != "end"):
                 if operands:
                     cursor.expect(",", "or ';' after an operand")
                 places.append(cursor.token)

@@ -122,7 +122,7 @@ def _space(instruction: Instruction, space_of: SpaceOf) -> Wrong | None:
             found = space_of(address.base.name)
             if found != space:
                 where = f"in .{found}" if found else "a function"
-                return index, f"{address.base.name} is {where}, but {form_name(instruction)} reaches .{space}"
+                return index, f"{address.base.name} is {where}, not in .{space}"
     if instruction.opcode == "cp":
         sizes = (16,) if instruction.has("cg") else (4, 8, 16)
         for index, operand in enumerate(instruction.operands):

@@ -220,7 +220,7 @@ def _matrix_moves(instruction: Instruction) -> Wrong | None:
 
 def _fragment(operand: Operand, count: int, type: str, constants: bool = False) -> str | None:
     if not isinstance(operand, Vector):
-        return f"expected a vector of {count} registers, not {show(operand)}"
+        return f"expected a vector of {count} register{'s' if count > 1 else ''}, not {show(operand)}"
     if len(operand.elements) != count:
         return f"this fragment has {count} registers, not {len(operand.elements)}"
     check_one = check_value if constants else check_register

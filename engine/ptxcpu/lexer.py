@@ -36,10 +36,10 @@ _TOKEN: Final = re.compile(
   | (?P<float>  (?: 0[fF][0-9a-fA-F]{8} | 0[dD][0-9a-fA-F]{16}
                   | [0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+ ) (?![A-Za-z0-9_$.]) )
   | (?P<int>    (?: 0[xX][0-9a-fA-F]+ | 0[bB][01]+ | 0[0-7]* | [1-9][0-9]* ) U? (?![A-Za-z0-9_$.]) )
+  | (?P<comment> /\* )
   | (?P<string> " (?: [^"\\\n] | \\. )* " )
   | (?P<punct>  << | >> | <= | >= | == | != | && | \|\| | [][{}()<>,;:+\-*/%!~&|^?=@] )
   | (?P<number> [0-9] [A-Za-z0-9_$.]* )
-  | (?P<comment> /\* )
   | (?P<quote>  " )
   | (?P<other>  . )
     """,
@@ -299,5 +299,5 @@ class Cursor:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean X?` if one of `names` is close to `name`, else nothing."""
-    close = difflib.get_close_matches(name, list(names)[:5000], 1, 0.75)
+    close = difflib.get_close_matches(name, list(names)[:5000], 1, 0.65)
     return f"; did you mean {close[0]}?" if close else ""

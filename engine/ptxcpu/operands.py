@@ -189,18 +189,18 @@ class Operands:
                     break
             cursor.expect(")", "after what a call returns")
             cursor.expect(",", "before the function")
-        token = cursor.word("a function")
-        named = self.names.find(token.text)
+        name = cursor.word("a function")
+        named = self.names.find(name.text)
         callee: Symbol | Reg
         if named is not None and named.registers:
-            callee = self.register(token)
-        elif named is None and token.text in self.module.functions:
-            callee = Symbol(token.text)
-        elif named is not None or token.text in self.module.variables:
-            cursor.fail(f"{token.text} is not a function", token)
+            callee = self.register(name)
+        elif named is None and name.text in self.module.functions:
+            callee = Symbol(name.text)
+        elif named is not None or name.text in self.module.variables:
+            cursor.fail(f"{name.text} is not a function", name)
         else:
-            close = nearest(token.text, self.module.functions)
-            cursor.fail(f"undeclared function {token.text}{close}", token)
+            close = nearest(name.text, self.module.functions)
+            cursor.fail(f"undeclared function {name.text}{close}", name)
         arguments: list[Symbol | Reg | Imm] = []
         if cursor.accept(","):
             if cursor.accept("("):
@@ -218,7 +218,7 @@ class Operands:
             else:
                 self._prototype()
         if isinstance(callee, Symbol):
-            self._fits(token, self.module.functions[callee.name], returns, arguments)
+            self._fits(name, self.module.functions[callee.name], returns, arguments)
         return Call(tuple(returns), callee, tuple(arguments))
 
     def _prototype(self) -> None:
@@ -233,4 +233,7 @@ class Operands:
         variadic = bool(callee.params) and callee.params[-1].nbytes == 0
         for what, given, wanted in (("arguments", arguments, callee.params), ("results", returns, callee.returns)):
             if len(given) != len(wanted) and not (variadic and what == "arguments" and len(given) >= len(wanted) - 1):
-                self.cursor.fail(f"{callee.name} has {len(wanted)} {what}, not {len(given)}", token)
+                self.cursor.fail(
+                    f"{callee.name} has {len(wanted)} {what if len(wanted) != 1 else what[:-1]}, not {len(given)}",
+                    token,
+                )

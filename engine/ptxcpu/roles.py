@@ -102,7 +102,7 @@ def _pair(operand: Operand, type: str) -> str | None:
 def check_vector(operand: Operand, use: Use, one: Callable[[Operand], str | None], type: str) -> str | None:
     """`{a, b}` with as many elements as `.v2`, `.v4` or `.v8` says, or a scalar."""
     width = next((int(word[1]) for word in ("v2", "v4", "v8") if use.instruction.has(word)), 1)
-    if width * TYPE_BITS[type] > 256:
+    if width * TYPE_BITS[type] > 256 or (width > 1 and type == "b128"):
         return f".v{width}.{type} is more than 32 bytes"
     if not isinstance(operand, Vector):
         return one(operand) if width == 1 else f".v{width} needs a vector {{…}}, not {show(operand)}"
