@@ -33,6 +33,7 @@ from ptxtrain.engine.device.base import (
 )
 from ptxtrain.engine.device.cuda_errors import MINIMUM_CAPABILITY, NoCuda, Version, explain
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.ptxcpu.tree import Module
 
 # Not CuPy's or the driver's doing: our own refusals, and our own mistakes, which are to be seen as such.
 _OWN = (PtxtrainError, AssertionError, AttributeError, ImportError, NameError, TypeError)
@@ -132,6 +133,7 @@ class CudaDevice(Device):
         self.name = self.card.name
         self.driver = errors.split_version(runtime.driverGetVersion())
         self.runtime = errors.split_version(runtime.runtimeGetVersion())
+        self._files: dict[Path, tuple[Module, Any]] = {}
         self._kernels: dict[tuple[Path, str], Kernel] = {}
         self._lost: str | None = None  # the error that the context was lost with
         self._dropping = False
@@ -211,24 +213,35 @@ class CudaDevice(Device):
             self._kernels[path, entry] = self._load(path, entry)
         return self._kernels[path, entry]
 
-    def _load(self, path: Path, entry: str) -> Kernel:
-        from ptxtrain.engine.device.jit_log import jit_log
+    def _file(self, path: Path) -> tuple[Module, Any]:
+        """A file's syntax tree and CuPy module, each made once: one file may have many entries."""
         from ptxtrain.engine.ptxcpu.parser import parse_file
 
-        module = parse_file(path)
-        function = module.entry(entry)
-        needed = errors.cuda_of_ptx(module.version)
-        if self.driver < needed:
-            raise DeviceError(
-                "NVIDIA driver too old for the PTX: {} is PTX {}.{}, from CUDA {}.{}, and the driver supports CUDA {}.{}; "
-                "update the driver ({})".format(path, *module.version, *needed, *self.driver, errors.DRIVERS_URL)
-            )
-        target = int("".join(c for c in module.target if c.isdigit()) or 0)
-        if target > 10 * self.card.capability[0] + self.card.capability[1]:
-            raise DeviceError(f"{path} is written for {module.target}; {self.name} is {self._sm()}")
+        found = self._files.get(path)
+        if found is None:
+            tree = parse_file(path)
+            needed = errors.cuda_of_ptx(tree.version)
+            if self.driver < needed:
+                raise DeviceError(
+                    "NVIDIA driver too old for the PTX: {} is PTX {}.{}, from CUDA {}.{}, and the driver supports CUDA "
+                    "{}.{}; update the driver ({})".format(
+                        path, *tree.version, *needed, *self.driver, errors.DRIVERS_URL
+                    )
+                )
+            target = int("".join(c for c in tree.target if c.isdigit()) or 0)
+            if target > 10 * self.card.capability[0] + self.card.capability[1]:
+                raise DeviceError(f"{path} is written for {tree.target}; {self.name} is {self._sm()}")
+            found = self._files[path] = tree, self._cupy.RawModule(path=str(path))
+        return found
+
+    def _load(self, path: Path, entry: str) -> Kernel:
+        from ptxtrain.engine.device.jit_log import jit_log
+
+        tree, module = self._file(path)
+        function = tree.entry(entry)
         with self.calling(f"loading {path}"):
             try:
-                handle = self._cupy.RawModule(path=str(path)).get_function(entry)
+                handle = module.get_function(entry)
                 threads = handle.max_threads_per_block  # the module is loaded here, not at the first launch
             except Exception as error:
                 if log := jit_log(path):

@@ -326,22 +326,23 @@ class RawModule:
     def __init__(self, *, path: str) -> None:
         assert type(path) is str and path.endswith(".ptx"), "CuPy takes the path as a str"
         self._path = path
+        self._module: Any = None  # loaded with the first function, as in CuPy
 
     def get_function(self, name: str) -> RawKernel:
+        from ptxtrain.engine.ptxcpu import load
+
         if self.state.load_error is not None:
             raise CUDADriverError(self.state.load_error)
-        return RawKernel(self.state, Path(self._path), name)
+        self._module = self._module or load(Path(self._path))
+        return RawKernel(self.state, self._module, name)
 
 
 class RawKernel:
     """`cupy.RawKernel`: checks what CUDA would, or would not, and executes on the CPU compiler."""
 
-    def __init__(self, state: State, path: Path, name: str) -> None:
-        from ptxtrain.engine.ptxcpu import load
-
-        self._state, self._name = state, name
-        self._module = load(path)
-        tree = self._module.tree
+    def __init__(self, state: State, module: Any, name: str) -> None:
+        self._state, self._name, self._module = state, name, module
+        tree = module.tree
         function = tree.entry(name)
         self._widths = [(param.name, param.nbytes) for param in function.params]
         variables = [*function.variables.values(), *tree.variables.values()]
