@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
-from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
+from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
 from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
 from ptxtrain.engine.ptxcpu.lower.context import Context
@@ -38,6 +38,7 @@ from ptxtrain.engine.ptxcpu.lower.warp import (
     lower_shfl,
     lower_vote,
 )
+from ptxtrain.engine.ptxcpu.lower.wmma import lower_wmma
 from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol, Variable
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 
@@ -48,6 +49,7 @@ LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
     **FLOATING,
     **MATRIX,
     "cp": lower_cp,
+    "wmma": lower_wmma,
     "cvt": lower_cvt,
     "ld": lower_ld,
     "ldu": lower_ld,

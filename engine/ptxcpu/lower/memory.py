@@ -282,6 +282,11 @@ def _gather_words(ctx: Context, pointers: str, bits: int, mask: str | None) -> s
     return emit.op(f"trunc <32 x i32> {moved} to {vec(f'i{bits}', LANES)}")
 
 
+def gather(ctx: Context, pointers: str, bits: int, count: int) -> list[str]:
+    """`count` vectors of 32 i{bits} from where a vector of pointers points, in the lanes that act."""
+    return _gather(ctx, pointers, bits, count, ctx.lane_mask())
+
+
 # Stores
 
 

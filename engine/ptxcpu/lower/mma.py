@@ -1,4 +1,4 @@
-"""Warp matrix instructions: mma.sync, ldmatrix, stmatrix and wmma, over fragments that stay in memory.
+"""Warp matrix instructions: mma.sync, ldmatrix and stmatrix, over fragments that stay in memory.
 
 A fragment is the registers of one `{…}` operand. They are kept side by side in one stack slot, and each instruction is a
 call of a small helper that gets the slots' addresses: measured for m16n8k16 bf16 on a Zen 4, 24.5 ns a call against 62 with
@@ -26,7 +26,7 @@ from ptxtrain.engine.ptxcpu.lower.memory import lane_pointers, space_of
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Instruction, Operand, Reg, Sink, Vector
 from ptxtrain.engine.ptxcpu.uniformity import Analysis
 
-MATRIX_OPCODES = frozenset({"mma", "ldmatrix", "stmatrix", "wmma"})
+MATRIX_OPCODES = frozenset({"mma", "ldmatrix", "stmatrix"})
 WORD = 4 * LANES  # bytes of one register of a warp
 _I, _F = "<32 x i32>", "<32 x float>"
 
@@ -213,8 +213,7 @@ def _multiply_dot(emit: Emitter, a: list[str], b: list[str], c: list[str]) -> li
         for index in range(4):
             columns = []
             for odd in (0, 1):
-                order = _column(index, odd)[:16]
-                columns.append(pairs(_shuffle(emit, _I, b_word, order)))
+                columns.append(pairs(_shuffle(emit, _I, b_word, _column(index, odd)[:16])))
             for row_half, row in enumerate(rows):
                 for half, word in enumerate(row):
                     value = pairs(_shuffle(emit, "<16 x i32>", word, _quad(index)[:16]))
@@ -235,7 +234,14 @@ def _half_of(emit: Emitter, value: str, type_: str, scalar: str, half: int) -> s
     return emit.op(f"shufflevector {type_} {value}, {type_} poison, <16 x i32> <{order}>")
 
 
-def _unpack_f16(emit: Emitter, words: list[str]) -> list[str]:
+def multiply_tile(emit: Emitter, type_: str, a: list[str], b: list[str], c: list[str], *, dot: bool) -> list[str]:
+    """c + a b for one m16n8 tile in registers: a and b i32 vectors as in the ISA, c four f32 vectors."""
+    if dot and type_ == "bf16":
+        return _multiply_dot(emit, a, b, c)
+    return _multiply(emit, type_, a, b, c)
+
+
+def unpack_f16(emit: Emitter, words: list[str]) -> list[str]:
     """f16 accumulators as f32: (low, high) of each register."""
     found = []
     for word in words:
@@ -244,7 +250,7 @@ def _unpack_f16(emit: Emitter, words: list[str]) -> list[str]:
     return found
 
 
-def _pack_f16(emit: Emitter, values: list[str]) -> list[str]:
+def pack_f16(emit: Emitter, values: list[str]) -> list[str]:
     words = []
     for low, high in zip(values[::2], values[1::2], strict=True):
         halves = [emit.op(f"fptrunc {_F} {v} to <32 x half>") for v in (low, high)]
@@ -266,7 +272,6 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
     steps = _K.get(types[1], {}).get(shape)
     if steps is None or not (ins.has("row") and ins.has("col")):
         raise ctx.refuse(ins, f"mma of shape {shape or 'unknown'} on {types[1]} is not known")
-    dot = ctx.uses_dot and types[1] == "bf16"
     name = f"mma.{shape}.{types[1]}.{types[0]}"
     if name not in ctx.helpers:
         helper = _Helper(name, "d a b c")
@@ -276,13 +281,13 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
         if types[0] == "f32":
             c = [helper.load("c", i, _F) for i in range(4)]
         else:
-            c = _unpack_f16(emit, [helper.load("c", i) for i in range(2)])
-        d = _multiply_dot(emit, a, b, c) if dot else _multiply(emit, types[1], a, b, c)
+            c = unpack_f16(emit, [helper.load("c", i) for i in range(2)])
+        d = multiply_tile(emit, types[1], a, b, c, dot=ctx.uses_dot)
         if types[0] == "f32":
             for i, value in enumerate(d):
                 helper.store("d", i, value, _F)
         else:
-            for i, value in enumerate(_pack_f16(emit, d)):
+            for i, value in enumerate(pack_f16(emit, d)):
                 helper.store("d", i, value)
         ctx.helpers[name] = _add(ctx, helper)
     target = ins.operands[0]
