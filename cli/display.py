@@ -96,38 +96,32 @@ class PlainView(View):
     def __init__(self, stream: TextIO, interval: float = 5.0) -> None:
         self._stream = stream
         self._interval = interval
-        self._last = 0.0
-        self._said_formula = False
+        self._last = time.monotonic()  # when a line last told how far the run is
+        self._begun = False
 
     def _line(self, text: str) -> None:
         with contextlib.suppress(*_LOST):
             self._stream.write(text + "\n")
             self._stream.flush()
 
-    def _due(self) -> bool:
-        now = time.monotonic()
-        if self._last and now - self._last < self._interval:
-            return False
-        self._last = now
-        return True
-
     def note(self, text: str) -> None:
         self._line(text)
 
     def phase(self, text: str) -> None:
-        if text:
+        if text and not self._begun:  # later ones end with a line of their own
             self._line(f"{text} …")
 
     def micro_batch(self, step: int, done: int, total: int) -> None:
         # Only where a step is so long that its own line does not come in time.
-        if time.monotonic() - self._last >= 6 * self._interval and self._due():
+        if time.monotonic() - self._last >= 6 * self._interval:
+            self._last = time.monotonic()
             self._line(f"step {step}: micro-batch {done} of {total}")
 
     def step(self, report: StepReport) -> None:
-        if not self._due() and report.step != report.steps:
+        if self._begun and report.step != report.steps and time.monotonic() - self._last < self._interval:
             return
-        formula = "" if self._said_formula else f" ({FLOPS_FORMULA})"
-        self._said_formula = True
+        formula = "" if self._begun else f" ({FLOPS_FORMULA})"
+        self._begun, self._last = True, time.monotonic()
         self._line(
             f"step {report.step}/{report.steps}  loss {report.loss:.4f}  lr {report.lr:.3g}  "
             f"grad norm {report.grad_norm:.3f}  {amount(report.tokens_per_second)} tokens/s  "

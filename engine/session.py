@@ -92,13 +92,13 @@ def train(
         view.history(_losses(run, start.step))
         try:
             with stop.raising():
-                view.phase("making the kernels ready")
-                step = TrainStep(config, device)
-                step.load(start.params, start.m, start.v)
                 loader = Loader(
                     dataset.train, config.model.context, config.model.vocab_size, Position(*start.position)
                 )
                 validation = _validation(dataset.val, config, view)
+                view.phase("making the kernels ready")
+                step = TrainStep(config, device)
+                step.load(start.params, start.m, start.v)
                 view.phase("")
         except StopRequested:
             stop.describe = lambda: f"step {start.step} is being saved"

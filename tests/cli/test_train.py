@@ -17,13 +17,18 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent wit
 @pytest.fixture(scope="session")
 def finished(preset: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
     """A run that nothing disturbed."""
-    import os
-
-    os.environ["PTXTRAIN_DEVICE"] = "cpu"
     run = tmp_path_factory.mktemp("finished") / "run"
     done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
     assert done.code == 0, done.err
     return run, done
+
+
+@pytest.fixture(scope="session")
+def longer(preset: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], Path, Done]:
+    """A run long enough to be hit by a signal: its arguments but --run, and how it went undisturbed."""
+    argv: list[object] = ["train", "--preset", preset, "--data", dataset, "--steps", 120, "--save-every", "50"]
+    run = tmp_path_factory.mktemp("longer") / "run"
+    return argv, run, ptxtrain(*argv, "--run", run)
 
 
 @pytest.fixture
@@ -69,13 +74,12 @@ def test_half_the_micro_batch_and_one_thread_give_the_same_bits(
 @posix
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda n: n.name)
 def test_stopped_by_signal_and_resumed_gives_the_same_bits(
-    number: signal.Signals, preset: Path, dataset: Path, tmp_path: Path
+    number: signal.Signals, longer: tuple[list[object], Path, Done], tmp_path: Path
 ) -> None:
-    steps = 200
-    whole = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", tmp_path / "whole", "--steps", steps)
+    argv, undisturbed, whole = longer
     run = tmp_path / "run"
-    with process("train", "--preset", preset, "--data", dataset, "--run", run, "--steps", steps) as child:
-        child.until("step 1/200")
+    with process(*argv, "--run", run) as child:
+        child.until("step 1/120")
         child.send(number)
         stopped = child.wait()
     assert stopped.code == 2, stopped.err
@@ -84,7 +88,7 @@ def test_stopped_by_signal_and_resumed_gives_the_same_bits(
     assert stopped.digest != whole.digest
     resumed = ptxtrain("resume", run, "--set", "batch.micro_batch=4", "--threads", "1")
     assert (resumed.code, resumed.digest) == (0, whole.digest), resumed.err
-    assert _losses(run) == _losses(tmp_path / "whole")
+    assert _losses(run) == _losses(undisturbed)
     assert {line["attempt"] for line in metrics(run)} == {1, 2}
 
 

@@ -73,6 +73,15 @@ def test_a_step_that_would_take_long_is_dropped_between_launches(monkeypatch: py
     assert time.monotonic() - start < 0.1 * SEQUENCES + 0.1 + 0.25  # a step, a micro-batch and one more
 
 
+def test_a_stop_saves_the_last_step_even_though_an_earlier_one_is_saved() -> None:
+    run = Run(cfg=config(save_every=2), seconds=0.01)
+    run.view.on_step = lambda step: run.stop.request() if step == 3 else None
+    outcome = run.run()
+    assert run.saver.saved[-1] is outcome.snapshot
+    assert [saved.step for saved in run.saver.saved] == [2, outcome.snapshot.step]
+    assert outcome.snapshot.step in (3, 4)
+
+
 def test_a_stop_before_the_first_step_saves_step_0() -> None:
     run = Run()
     run.stop.request()
