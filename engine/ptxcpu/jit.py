@@ -7,6 +7,7 @@ LLVM and of this compiler. A cached kernel loads in a few milliseconds.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import os
 import re
 import struct
@@ -22,6 +23,7 @@ GENERATOR = 1  # raise it when the same IR would be compiled to something else
 _MAGIC = b"ptxcpu1\n"
 
 _lock = threading.Lock()
+_serial = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,8 @@ def load(ir: str, names: tuple[str, ...]) -> Native:
         library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
         for name in names:
             library.export_symbol(name)
-        tracker = library.link(_linker(), key)
+        # The same code may be loaded twice, by two modules of one text; each library needs a name of its own.
+        tracker = library.link(_linker(), f"{key}-{next(_serial)}")
         return Native({name: tracker[name] for name in names}, frame, tracker)
 
 
