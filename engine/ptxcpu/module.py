@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.ptxcpu import jit
+from ptxtrain.engine.ptxcpu.inline import function_address
 from ptxtrain.engine.ptxcpu.lower.function import RUN, layout_globals, layout_params, lower_entry
 from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 from ptxtrain.engine.ptxcpu.parser import parse
@@ -50,9 +51,12 @@ class LoadedModule:
             if variable.init is not None:
                 ctypes.memmove(memory.address + offset, variable.init, len(variable.init))
             for at, symbol in variable.relocations:
-                if symbol.name not in offsets:
+                if symbol.name in self.tree.functions:
+                    value = function_address(self.tree, symbol.name)
+                elif symbol.name in offsets:
+                    value = memory.address + offsets[symbol.name] + symbol.offset
+                else:
                     raise PtxError(f"the address of {symbol.name} is not known here", self.tree.path, variable.span)
-                value = memory.address + offsets[symbol.name] + symbol.offset
                 ctypes.memmove(memory.address + offset + at, value.to_bytes(8, "little"), 8)
         return memory
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
-from ptxtrain.engine.ptxcpu import jit
-from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL, DEADLOCK, TRAPPED
+from ptxtrain.engine.ptxcpu import jit, traps
+from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 
 
 class Task(ctypes.Structure):
@@ -47,7 +47,7 @@ class _Sync(ctypes.Structure):
         ("_2", ctypes.c_uint8 * 56),
         ("stop", ctypes.c_uint64),  # set from outside: end between two tasks
         ("_3", ctypes.c_uint8 * 56),
-        ("failed", ctypes.c_uint64),  # the first failing task's number + 1, times 16, plus its status
+        ("failed", ctypes.c_uint64),  # the first failing task's number + 1, times 2^32, plus its status
         ("done", ctypes.c_uint64),  # tasks finished
     )
 
@@ -105,7 +105,7 @@ go:
   br i1 %bad, label %fail, label %draw
 fail:
   %number = add i64 %t, 1
-  %high = shl i64 %number, 4
+  %high = shl i64 %number, 32
   %status64 = zext i32 %status to i64
   %code = or i64 %high, %status64
   %set = cmpxchg ptr %failed.p, i64 0, i64 %code monotonic monotonic
@@ -266,7 +266,7 @@ class Pool:
                 self._back.acquire()
             done, failed = int(sync.done), int(sync.failed)
         if failed:
-            raise DeviceError(_failure(names[(failed >> 4) - 1], failed & 15))
+            raise DeviceError(traps.describe(names[(failed >> 32) - 1], failed & 0xFFFFFFFF))
         return done
 
     def stop(self) -> None:
@@ -288,11 +288,3 @@ class Pool:
                 semaphore.release()
         for worker in self._workers:
             worker.join()
-
-
-def _failure(name: str, status: int) -> str:
-    if status == DEADLOCK:
-        return f"{name}: deadlock: its warps wait at different barriers, or some left before one"
-    if status == TRAPPED:
-        return f"{name}: the kernel executed trap"
-    return f"{name}: ended with status {status}"

@@ -10,7 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ptxtrain.engine.ptxcpu import traps
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
+from ptxtrain.engine.ptxcpu.inline import function_address, inline_calls
 from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
 from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
@@ -125,6 +127,7 @@ def _used_symbols(blocks: list[Block]) -> set[str]:
 
 class _Driver:
     def __init__(self, module: Module, function: Function, shape: Shape) -> None:
+        function = inline_calls(module, function)
         self.module, self.function, self.shape = module, function, shape
         self.blocks = build_blocks(function)
         used = _used_symbols(self.blocks)
@@ -174,6 +177,8 @@ class _Driver:
             ctx.symbols[name] = fixed("local", offset)
         for name, offset in self.global_at.items():
             ctx.symbols[name] = in_globals("global", offset)
+        for name in self.module.functions:
+            ctx.symbols.setdefault(name, fixed("", function_address(self.module, name)))
         ctx.symbols["%shared"] = lambda: ("", ctx.emit.op("ptrtoint ptr %shared to i64"))
         ctx.symbols["%local"] = lambda: ("", ctx.emit.op("ptrtoint ptr %local to i64"))
         ctx.symbols["%shared.bytes"] = lambda: ("", ctx.emit.op("zext i32 %shared.size to i64"))
@@ -368,7 +373,7 @@ suspend:
         for ins in block.body:
             self._instruction(ins)
         if block.branch is not None and block.branch.opcode == "trap" and block.guard is None:
-            self._trap()
+            self._trap(block.branch)
             return
         if block.branch is not None and block.branch.opcode == "brx":
             self._switch(block)
@@ -379,7 +384,7 @@ suspend:
             return
         assert block.fall is not None
         if block.branch is not None and block.branch.opcode == "trap":
-            self._trap_if(block.guard)
+            self._trap_if(block.branch, block.guard)
             self._enter(block.fall)
             return
         if self.analysis.guard_is_uniform(block.guard):
@@ -401,7 +406,7 @@ suspend:
         else:
             self._diverge(block, taken)
 
-    def _trap_if(self, guard: Guard) -> None:
+    def _trap_if(self, ins: Instruction, guard: Guard) -> None:
         ctx, emit = self.ctx, self.ctx.emit
         if self.analysis.guard_is_uniform(guard):
             condition = ctx.predicate(guard, 1)
@@ -411,14 +416,16 @@ suspend:
         yes, no = emit.label("trap"), emit.label("on")
         emit.branch(condition, yes, no)
         emit.start(yes)
-        self._trap()
+        self._trap(ins)
         emit.start(no)
 
-    def _trap(self) -> None:
+    def _trap(self, ins: Instruction) -> None:
         """End the warp and have the launch fail."""
         emit = self.ctx.emit
         status = emit.op(f"getelementptr i8, ptr %cta, i64 {runner.FIELDS['status']}")
-        emit.do(f"store i32 {runner.TRAPPED}, ptr {status}")
+        place = f"{self.module.path.name}:{ins.span.line}"
+        message = ins.text if ins.has("assert") else "the kernel executed trap"
+        emit.do(f"store i32 {traps.status_of(f'{message} ({place})')}, ptr {status}")
         emit.jump("finish")
 
     def _both(self, mask: str | None, other: str) -> str:
@@ -518,7 +525,7 @@ suspend:
         for number, (_, last, _) in enumerate(region.loops):
             ends.setdefault(last, []).append(number)
         checks = [f"check{i}" for i in region.order]
-        done = f"joined{region.order[0]}"
+        done = f"join.region{region.order[0]}"
         emit.jump(checks[0])
         for position, index in enumerate(region.order):
             following = checks[position + 1] if position + 1 < len(checks) else done
@@ -565,10 +572,10 @@ suspend:
         here = ctx.mask_value()
         if block.branch is not None and block.branch.opcode == "trap":
             if block.guard is None:
-                self._trap()
+                self._trap(block.branch)
                 emit.start(emit.label("trapped"))
             else:
-                self._trap_if(block.guard)
+                self._trap_if(block.branch, block.guard)
                 assert block.fall is not None
                 self._pass_on(region, block.fall, here)
             return

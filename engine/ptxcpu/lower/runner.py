@@ -6,6 +6,8 @@ area is what `FIELDS` says; its size is CONTROL bytes. A task is described by `r
 
 from __future__ import annotations
 
+from ptxtrain.engine.ptxcpu.traps import DEADLOCK
+
 CONTROL = 1024  # bytes before shared memory
 ALIGN = 128
 
@@ -25,12 +27,11 @@ FIELDS = {
     "exited": 60,  # threads of warps that have left
     "arrived": 64,  # [16] threads at each barrier
     "counts": 128,  # [16] the count that a barrier waits for, 0: all that have not left
-    "status": 448,  # 0, DEADLOCK or TRAPPED
+    "status": 448,  # see `traps`
     "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
     "handles": 512,  # [32] coroutine handles
 }
 LEFT = 99
-DEADLOCK, TRAPPED = 1, 2  # what a launch can end with, beside 0
 
 
 def _field(pointer: str, name: str) -> str:
@@ -146,7 +147,7 @@ declare void @llvm.coro.resume(ptr)
 
 
 def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: bool) -> str:
-    """`i32 @name(task, first, last, ws)`: blocks [first, last) in order; 0, DEADLOCK or TRAPPED.
+    """`i32 @name(task, first, last, ws)`: blocks [first, last) in order; 0, or a status of `traps`.
 
     `shared` and `local` are the bytes of static shared memory of a block and of a warp's local memory.
     """
