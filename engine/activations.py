@@ -11,8 +11,10 @@ LOGITS_CAP = 256 << 20  # bytes: the head runs in chunks of whole sequences whos
 
 
 def check_way(way: str) -> None:
-    """Raises:
-    PtxtrainError: the way is unknown.
+    """Hold a way's name against those there are.
+
+    Raises:
+        PtxtrainError: it is unknown.
     """
     if way not in WAYS:
         raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")

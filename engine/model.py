@@ -95,15 +95,8 @@ class Model:
     def record_forward(self, rec: Recorder) -> None:
         """tokens -> "final" [N, D], the normed output of the last layer."""
         cfg, rows, way, f32 = self.cfg, self.rows, self.way, self.weights.f32
-        embedding.forward(
-            rec,
-            self._layer(0)("x"),
-            self["tokens"],
-            f32["embedding"],
-            rows=rows,
-            width=cfg.width,
-            vocab=cfg.vocab_size,
-        )
+        x, table = self._layer(0)("x"), f32["embedding"]
+        embedding.forward(rec, x, self["tokens"], table, rows=rows, width=cfg.width, vocab=cfg.vocab_size)
         for i in range(cfg.layers):
             self._record_attention_forward(rec, i)
             self._record_mlp_forward(rec, i)
@@ -270,20 +263,12 @@ class Model:
         self._weight_gradient(
             rec, gradient, name + "attention_out", at("attention"), d_branch, m=heads_width, n=width, rows=rows
         )
-        self._matmul(
-            rec,
-            self["d_attention"],
-            d_branch,
-            name + "attention_out",
-            m=rows,
-            n=heads_width,
-            k=width,
-            layout="nt",
-        )
+        d_out = self["d_attention"]
+        self._matmul(rec, d_out, d_branch, name + "attention_out", m=rows, n=heads_width, k=width, layout="nt")
         attention.backward(
             rec,
             d_qkv,
-            self["d_attention"],
+            d_out,
             at("attention"),
             at("attention_lse"),
             at("qkv"),

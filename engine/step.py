@@ -27,7 +27,7 @@ from ptxtrain.engine.model import I32, Gradient, Model, Weights
 from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
 
-__all__ = ["StepResult", "TrainStep", "check_batch", "memory_plan"]
+__all__ = ["StepResult", "TrainStep", "memory_plan"]
 
 _AHEAD = 2  # steps whose host buffers are apart: one may run while the next is queued
 

@@ -13,8 +13,8 @@ bf16 against f32
 bf16 against float64 rounded at the same points
     Both round the same numbers, but numbers that are d = sqrt(K) u apart fall on two sides of a boundary (boundaries are at
     least 2^-8 of the value apart) with probability d 2^8, and are then 2^-8 apart: the mean square after one rounding
-    is d 2^-8. The next does the same to its root, sqrt(d 2^-8): from point to point the error climbs towards that of
-    two independent roundings, which the bound above covers.
+    is d 2^-8, so the error becomes sqrt(d 2^-8). The next point makes the same of that, and so on: from 2^-21 the error
+    climbs to where it stays, 2^-8.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ def allowed_bf16(model: ModelConfig) -> float:
     return math.sqrt(20 * model.layers + 5) * 2.0**-9
 
 
+ALLOWED_ROUNDED = 2.0**-8
+
+
 def compare(got: dict[str, np.ndarray], expected: dict[str, np.ndarray], allowed: float, what: str) -> dict[str, float]:
     """Norm of the difference over norm, for every tensor; all must be within `allowed`."""
     errors = {n: float(np.linalg.norm(got[n] - e) / np.linalg.norm(e)) for n, e in expected.items()}
@@ -91,8 +94,7 @@ def test_loss_and_every_gradient(device: Device, context: int) -> None:
     f32, bf16 = allowed_f32(model, tokens.size), allowed_bf16(model)
     compare(gradient["f32"], gradient["exact"], f32, "f32 against float64")
     compare(gradient["bf16"], gradient["f32"], bf16, "bf16 against f32")
-    compare(gradient["bf16"], gradient["rounded"], bf16, "bf16 against float64 rounded to bf16")
+    compare(gradient["bf16"], gradient["rounded"], ALLOWED_ROUNDED, "bf16 against float64 rounded to bf16")
     assert loss["f32"] == pytest.approx(loss["exact"], rel=f32)
-    # The loss is a mean of independent rows, and its error in the logits is of first order: both only help.
     assert loss["bf16"] == pytest.approx(loss["f32"], rel=bf16)
-    assert loss["bf16"] == pytest.approx(loss["rounded"], rel=bf16)
+    assert loss["bf16"] == pytest.approx(loss["rounded"], rel=ALLOWED_ROUNDED)

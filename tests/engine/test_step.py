@@ -14,6 +14,7 @@ from float64_model import Float64Model
 from ptxtrain.engine import activations, leaves
 from ptxtrain.engine.config import OptimizerConfig
 from ptxtrain.engine.device.base import Buffer, Device
+from ptxtrain.engine.device.cpu import CpuDevice
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.step import TrainStep, memory_plan
 
@@ -56,6 +57,15 @@ def test_the_micro_batch_size_does_not_show_in_the_bits(device: Device, way: str
         assert np.array_equal(first.gradient.view(np.uint32), other.gradient.view(np.uint32)), size
         assert np.array_equal(first.params.view(np.uint32), other.params.view(np.uint32)), size
         assert (first.loss, first.grad_norm) == (other.loss, other.grad_norm), size
+
+
+def test_the_number_of_threads_does_not_show_in_the_bits() -> None:
+    tokens, targets = bench.batch(bench.LONG, 4)
+    flat, cfg = bench.weights(bench.LONG), bench.config(bench.LONG, 4, 2, 2)
+    one, three = (bench.one_step(CpuDevice(threads=n), cfg, "bf16", flat, tokens, targets) for n in (1, 3))
+    assert np.array_equal(one.gradient.view(np.uint32), three.gradient.view(np.uint32))
+    assert np.array_equal(one.params.view(np.uint32), three.params.view(np.uint32))
+    assert (one.loss, one.grad_norm) == (three.loss, three.grad_norm)
 
 
 def test_leaves_are_part_of_the_definition(device: Device) -> None:
