@@ -18,7 +18,7 @@ from ptxtrain.ptx.specs import LANES, ceil_div
 # As in ptx/reference/attention.cu.
 TILE = 32  # queries or keys
 WARPS = 4  # each owns 8 rows of a tile
-MAX_HEAD_DIM = 128  # two tiles of f32 channels must fit 48 KiB of shared memory
+MAX_HEAD_DIM = 128  # CHANNELS: two tiles of f32 must fit 48 KiB of shared memory
 
 
 def pitch(context: int) -> int:
@@ -82,7 +82,7 @@ def backward(
     shape.record_scores(rec, probabilities, qkv)
     buffers = (probabilities, dscores, dout, qkv, lse, delta)
     numbers = (context, heads, kv_heads, head_dim)
-    shape.record(rec, f"dscores_{dtype}", shape.by_tile, buffers, numbers, shape.scale, shared=shape.shared)
+    shape.record(rec, f"dscores_{dtype}", shape.by_tile, buffers, numbers, shape.scale)
     shape.record_rows(rec, dqkv, shape.stride, 0, dscores, qkv, shape.first_key)
     shape.record_columns(rec, dqkv, shape.first_key, dscores, qkv, shape.stride)
     shape.record_columns(rec, dqkv, shape.first_value, probabilities, dout, shape.query_width)
@@ -108,8 +108,6 @@ class _Shape:
         self.by_tile = (ceil_div(context, TILE), heads, batch)
         self.by_key_tile = (ceil_div(context, TILE), kv_heads, batch)
         self.by_row = (ceil_div(context, WARPS), heads, batch)
-        # A transposed tile, whose rows are padded by one, and a plain one; channels up to whole tiles.
-        self.shared = 4 * ceil_div(head_dim, TILE) * TILE * (TILE + 1 + TILE)
 
     def holds(self, *, qkv: Buffer, out: Buffer, lse: Buffer, scratch: Buffer) -> None:
         rows = self.batch * self.context
@@ -133,14 +131,13 @@ class _Shape:
         buffers: tuple[Buffer, ...],
         numbers: tuple[int, ...],
         *scalars: np.generic,
-        shared: int = 0,
     ) -> None:
         kernel: Kernel = rec.reference("attention", f"attention_{part}")
-        rec.launch(kernel, grid, (LANES, WARPS, 1), *buffers, *map(np.uint32, numbers), *scalars, shared=shared)
+        rec.launch(kernel, grid, (LANES, WARPS, 1), *buffers, *map(np.uint32, numbers), *scalars)
 
     def record_scores(self, rec: Recorder, scores: Buffer, qkv: Buffer) -> None:
         numbers = (self.context, self.heads, self.kv_heads, self.head_dim)
-        self.record(rec, f"scores_{self.dtype}", self.by_tile, (scores, qkv), numbers, self.scale, shared=self.shared)
+        self.record(rec, f"scores_{self.dtype}", self.by_tile, (scores, qkv), numbers, self.scale)
 
     def record_rows(
         self, rec: Recorder, out: Buffer, out_stride: int, out_first: int, weights: Buffer, x: Buffer, x_first: int

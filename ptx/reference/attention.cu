@@ -7,6 +7,7 @@
 // Forward   scores, softmax, rows (out = P v)
 // Backward  delta, scores, dscores, rows (dq = dS k), columns (dk = dS^T q), columns (dv = P^T dout)
 // Block     (32, WARPS)
+// Shared    scores, dscores: two f32 tiles of 32 rows x 128 channels, 16 KiB each; the others none
 // Owner     each number has one thread, which adds in ascending order of channels (scores), keys (rows), or query heads
 //           of the group and then queries (columns). softmax and delta: lane l adds every 32nd from l, then the lanes
 //           meet in a butterfly. No atomics.
@@ -28,7 +29,7 @@ __device__ inline float log_(float x) {
 const u32 TILE = 32;  // queries or keys
 const u32 WARPS = 4;
 const u32 ROWS = TILE / WARPS;  // rows of a tile that one warp owns
-const u32 PADDED = TILE + 1;    // a transposed tile's row: its columns then lie in 32 different banks
+const u32 CHANNELS = 128;       // the most that a head may have
 const u32 EVERYONE = 0xffffffffu;
 #define INFINITE __int_as_float(0x7f800000)
 
@@ -43,32 +44,34 @@ __device__ inline float warp_max(float x) {
     return x;
 }
 
-// tile[row * row_step + c * c_step] = x[first + row][c], 32 rows of channels, which are 0 from head_dim up to a multiple
-// of 32. Rows past the end repeat the last.
-template <typename T>
-__device__ inline void stage(float* tile, u32 row_step, u32 c_step, const T* x, u32 stride, u32 first, u32 context,
-                             u32 head_dim) {
+// tile[row * ROW + c * C] = x[first + row][c] for 32 rows; channels are 0 from head_dim up to a multiple of 32. Rows past the
+// end repeat the last. ROW, C: CHANNELS, 1 for a plain tile, 1, TILE for a transposed one.
+template <u32 ROW, u32 C, typename T>
+__device__ inline void stage(float* tile, const T* x, u32 stride, u32 first, u32 context, u32 head_dim) {
     const u32 lane = threadIdx.x;
-    for (u32 row = threadIdx.y; row < TILE; row += WARPS) {
-        const T* source = x + (u64)smaller(first + row, context - 1) * stride;
-        float* target = tile + row * row_step;
-        for (u32 c0 = 0; c0 < head_dim; c0 += LANES)
-            target[(c0 + lane) * c_step] = load_if(c0 + lane < head_dim, source + c0 + lane);
+#pragma unroll 1
+    for (u32 c = 0; c < head_dim; c += LANES) {
+#pragma unroll
+        for (u32 i = 0; i < ROWS; ++i) {
+            const u32 row = threadIdx.y + WARPS * i;
+            const T* source = x + ((u64)smaller(first + row, context - 1) * stride + c) + lane;
+            tile[row * ROW + (c + lane) * C] = load_if(c + lane < head_dim, source);
+        }
     }
 }
 
-// sum[r] = x[ROWS * warp + r] . y[lane], channels ascending; y_tile is transposed.
+// sum[r] = x[ROWS * warp + r] . y[lane], channels ascending; x_tile is plain, y_tile transposed. head_dim is even.
 __device__ inline void products(float sum[ROWS], const float* x_tile, const float* y_tile, u32 head_dim) {
-    const u32 row = whole_tiles(head_dim);
-    const float* x = x_tile + ROWS * threadIdx.y * row;
+    const float* x = x_tile + ROWS * threadIdx.y * CHANNELS;
     const float* y = y_tile + threadIdx.x;
 #pragma unroll
     for (u32 r = 0; r < ROWS; ++r) sum[r] = 0.0f;
-#pragma unroll 4
-    for (u32 c = 0; c < head_dim; ++c) {
-        const float value = y[c * PADDED];
+#pragma unroll 1
+    for (u32 c = 0; c < head_dim; c += 2, x += 2, y += 2 * TILE) {
 #pragma unroll
-        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * row + c], value, sum[r]);
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * CHANNELS], y[0], sum[r]);
+#pragma unroll
+        for (u32 r = 0; r < ROWS; ++r) sum[r] = fmaf(x[r * CHANNELS + 1], y[TILE], sum[r]);
     }
 }
 
@@ -77,10 +80,8 @@ __device__ inline void products(float sum[ROWS], const float* x_tile, const floa
 template <typename T>
 __device__ inline void scores_of(float* scores, const T* qkv, u32 context, u32 heads, u32 kv_heads, u32 head_dim,
                                  float scale) {
-    extern __shared__ float shared[];
-    const u32 channels = whole_tiles(head_dim);
-    float* k_tile = shared;                      // [channels][PADDED]
-    float* q_tile = shared + channels * PADDED;  // [TILE][channels]
+    __shared__ __align__(128) float k_tile[CHANNELS * TILE];  // transposed
+    __shared__ __align__(128) float q_tile[TILE * CHANNELS];
     const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
     const u32 pitch = whole_tiles(context), stride = (heads + 2 * kv_heads) * head_dim;
     const T* rows = qkv + (u64)blockIdx.z * context * stride;
@@ -88,9 +89,9 @@ __device__ inline void scores_of(float* scores, const T* qkv, u32 context, u32 h
     const T* k = rows + (heads + head / (heads / kv_heads)) * head_dim;
     float* out = scores + (u64)(blockIdx.z * heads + head) * context * pitch + key0 + lane;
 
-    stage(k_tile, 1, PADDED, k, stride, key0, context, head_dim);
+    stage<1, TILE>(k_tile, k, stride, key0, context, head_dim);
     for (u32 query0 = key0; query0 < context; query0 += TILE) {
-        stage(q_tile, channels, 1, q, stride, query0, context, head_dim);
+        stage<CHANNELS, 1>(q_tile, q, stride, query0, context, head_dim);
         __syncthreads();
         float sum[ROWS];
         products(sum, q_tile, k_tile, head_dim);
@@ -149,19 +150,17 @@ __device__ inline void delta_of(float* delta, const T* dout, const T* out, u32 c
 template <typename T>
 __device__ inline void dscores_of(float* probabilities, float* dscores, const T* dout, const T* qkv, const float* lse,
                                   const float* delta, u32 context, u32 heads, u32 kv_heads, u32 head_dim, float scale) {
-    extern __shared__ float shared[];
-    const u32 channels = whole_tiles(head_dim);
-    float* v_tile = shared;                         // [channels][PADDED]
-    float* dout_tile = shared + channels * PADDED;  // [TILE][channels]
+    __shared__ __align__(128) float v_tile[CHANNELS * TILE];  // transposed
+    __shared__ __align__(128) float dout_tile[TILE * CHANNELS];
     const u32 key0 = blockIdx.x * TILE, head = blockIdx.y, lane = threadIdx.x;
     const u32 pitch = whole_tiles(context), stride = (heads + 2 * kv_heads) * head_dim;
     const T* d = dout + ((u64)blockIdx.z * context * heads + head) * head_dim;
     const T* v = qkv + (u64)blockIdx.z * context * stride + (heads + kv_heads + head / (heads / kv_heads)) * head_dim;
     const u64 row0 = (u64)(blockIdx.z * heads + head) * context;
 
-    stage(v_tile, 1, PADDED, v, stride, key0, context, head_dim);
+    stage<1, TILE>(v_tile, v, stride, key0, context, head_dim);
     for (u32 query0 = key0; query0 < context; query0 += TILE) {
-        stage(dout_tile, channels, 1, d, heads * head_dim, query0, context, head_dim);
+        stage<CHANNELS, 1>(dout_tile, d, heads * head_dim, query0, context, head_dim);
         __syncthreads();
         float sum[ROWS];
         products(sum, dout_tile, v_tile, head_dim);

@@ -84,4 +84,4 @@ def test_an_override_of_nothing_is_an_error(device: Device) -> None:
 def test_imports_nothing_of_ours() -> None:
     for path in Path(render.__file__).parent.glob("*.py"):
         for name in re.findall(r"^\s*(?:from|import) (ptxtrain[\w.]*)", path.read_text(encoding="utf-8"), re.MULTILINE):
-            assert name == "ptxtrain.ptx", f"{path.name} imports {name}"
+            assert f"{name}.".startswith("ptxtrain.ptx."), f"{path.name} imports {name}"

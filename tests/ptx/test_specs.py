@@ -61,11 +61,8 @@ def test_ops_launch_what_the_references_expect() -> None:
     assert constant(text, "TILE_K") == 4 * matmul.WARPS, "stage_transposed takes four steps of k to a warp"
     text = reference_source("attention")
     assert constant(text, "TILE") == attention.TILE and constant(text, "WARPS") == attention.WARPS
+    assert constant(text, "CHANNELS") == attention.MAX_HEAD_DIM
     assert constant(reference_source("cross_entropy"), "GRAD_SCALE") == scalars.GRAD_SCALE
-
-
-def test_attention_fits_shared_memory() -> None:
-    assert 4 * attention.MAX_HEAD_DIM * (2 * attention.TILE + 1) <= 48 * 1024
 
 
 def test_scratch_holds_two_matrices_and_a_vector() -> None:
