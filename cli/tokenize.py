@@ -4,37 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset
-
-
-@contextlib.contextmanager
-def _signals_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind as Ctrl+C does, so that nothing half-written stays. Ignored ones stay so (nohup)."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    earlier: dict[int, Any] = {}
-    try:
-        for name in ("SIGTERM", "SIGHUP"):
-            number = getattr(signal, name, None)
-            if number is not None and signal.getsignal(number) is signal.SIG_DFL:
-                earlier[number] = signal.signal(number, interrupt)
-        yield
-    finally:
-        for number, handler in earlier.items():
-            signal.signal(number, handler)
 
 
 @contextlib.contextmanager
@@ -120,7 +99,7 @@ def command(
 
     start = time.perf_counter()
     try:
-        with _signals_interrupt(), _drawn_progress() as progress:
+        with _drawn_progress() as progress:
             dataset = build_dataset(
                 sources,
                 out,
@@ -131,7 +110,7 @@ def command(
                 progress=progress,
                 note=note,
             )
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # SIGTERM and SIGHUP too: `ptxtrain` makes them unwind as Ctrl+C does
         if (Path(out) / "manifest.json").exists():
             raise DataError(f"stopped by request; {shown(out)} was already complete and is left there") from None
         raise DataError(f"stopped by request; nothing of {shown(out)} was left behind") from None

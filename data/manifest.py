@@ -127,7 +127,8 @@ def read_manifest(directory: Path) -> Manifest:
     """
     path = directory / "manifest.json"
     if not os.path.lexists(path):
-        what = "holds no manifest.json" if directory.is_dir() else "does not exist"
+        what = "does not exist" if not os.path.lexists(directory) else "is not a folder"
+        what = "holds no manifest.json" if directory.is_dir() else what
         raise DataError(
             f"{shown(directory)} is not a dataset: it {what}; make one with `ptxtrain tokenize SOURCE --out DIR`"
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 import hashlib
 import os
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,8 @@ from ptxtrain.data.files import read_small, shown
 from ptxtrain.data.manifest import TOKENIZER_LIMIT, read_tokenizer
 
 if TYPE_CHECKING:
-    pass
+    import tokenizers
+    from tokenizers import trainers
 
 END_OF_TEXT = "<|endoftext|>"
 END_NAMES = (END_OF_TEXT, "<|end_of_text|>")
@@ -180,6 +182,45 @@ def check_vocab_size(vocab_size: int) -> None:
         )
 
 
+def _learn(inner: tokenizers.Tokenizer, trainer: trainers.BpeTrainer, texts: Iterator[str]) -> None:
+    """Train in a thread of its own, and let a signal's handler end it at the next text.
+
+    The library keeps the thread that calls it, and reads the iterator from others; were that the main thread, no signal
+    would be handled before it is done. Once all texts are read it cannot be stopped: 2 s for 10 MB of text.
+    """
+    stop = threading.Event()
+    errors: list[BaseException] = []
+
+    def until_stopped() -> Iterator[str]:
+        try:
+            for text in texts:
+                if stop.is_set():
+                    raise InterruptedError
+                yield text
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # as it was raised: the library may wrap it
+            errors.append(error)
+            raise
+
+    def train() -> None:
+        try:
+            inner.train_from_iterator(until_stopped(), trainer)
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=train, name="learn-vocabulary")
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    finally:
+        stop.set()
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     """Learn a tokenizer of exactly `vocab_size` ids: the end of text, the 256 bytes, merges by falling frequency.
 
@@ -205,7 +246,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
         special_tokens=[END_OF_TEXT],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )
-    inner.train_from_iterator(texts, trainer)
+    _learn(inner, trainer, texts)
     if (reached := inner.get_vocab_size()) != vocab_size:
         raise DataError(
             f"the text has words for a vocabulary of only {reached:,}, not {vocab_size:,}; "
