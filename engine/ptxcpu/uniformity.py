@@ -39,6 +39,9 @@ _NO_RESULT = frozenset(
 )
 
 
+_MAY_CARRY = frozenset(("add", "addc", "sub", "subc", "mad", "madc"))
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """A register's value in lane l is `base + stride * l`, the base a multiple of `align`; stride None: anything.
@@ -63,6 +66,12 @@ class Info:
 
 VARYING = Info(None)
 UNIFORM = Info(0)
+CARRY = Reg("the carry flag", "pred")  # of each thread, beside its registers
+
+
+def reads_carry(ins: Instruction) -> bool:
+    """Whether an instruction adds the carry flag."""
+    return ins.opcode in ("addc", "subc", "madc")
 
 
 def constant(value: int) -> Info:
@@ -86,6 +95,9 @@ def _meet(a: Info | None, b: Info) -> Info:
 
 def results(ins: Instruction) -> list[Reg]:
     """The registers that an instruction writes."""
+    if ins.opcode in _MAY_CARRY and ins.has("cc"):
+        target = ins.operands[0]
+        return [target, CARRY] if isinstance(target, Reg) else [CARRY]
     if ins.opcode == "call":
         call = next(o for o in ins.operands if isinstance(o, Call))
         return [r for r in call.returns if isinstance(r, Reg)]
@@ -103,6 +115,8 @@ def sources(ins: Instruction) -> Iterator[Reg]:
     """The registers that an instruction reads, its guard among them."""
     if ins.guard is not None:
         yield ins.guard.reg
+    if reads_carry(ins):
+        yield CARRY
     skip = (
         1 if results(ins) or (ins.operands and isinstance(ins.operands[0], Vector | Pair) and ins.opcode != "st") else 0
     )
@@ -312,7 +326,7 @@ class Analysis:
             return VARYING
         if op == "ld" and ins.has("local"):
             return VARYING
-        known = [self._known(o) for o in ins.operands[1:]]
+        known = [self._known(o) for o in (*ins.operands[1:], *((CARRY,) if reads_carry(ins) else ()))]
         infos = [k for k in known if k is not None]
         if len(infos) < len(known):
             # Wait for the others, unless what is known already spoils it.

@@ -281,7 +281,7 @@ def compare_floats(
     ctx: Context, ins: Instruction, relation: str, type_: str, operands: tuple[Operand, ...]
 ) -> tuple[str, int]:
     """A comparison of floats as i1 values, and their number."""
-    if relation not in _RELATIONS or type_ not in _ELEMENTS or type_.endswith("x2"):
+    if relation not in _RELATIONS or type_ not in _ELEMENTS:
         raise ctx.refuse(ins, f"no comparison .{relation} for .{type_}")
     lanes = ctx.lanes_of(*operands[:2])
     floats = Floats(ctx, type_, lanes)
