@@ -204,7 +204,7 @@ class LiveView(View):
         report = self._report
         step, done, total = self._micro
         figures = Table.grid(padding=(0, 3), expand=False)
-        for _ in range(4):
+        for _ in range(3):
             figures.add_column(no_wrap=True)
         cells = ["loss -", "lr -", "grad norm -", "- tokens/s", "- TFLOP/s", "- left"]
         finished = 0
@@ -221,15 +221,18 @@ class LiveView(View):
             ]
         cells.append(f"validation {self._validation or '-'}")
         cells.append(self._phase or (f"step {step}: micro-batch {done}/{total}" if step else "starting"))
-        figures.add_row(*cells[:4])
-        figures.add_row(*cells[4:])
+        for row in range(0, len(cells), 3):
+            figures.add_row(*cells[row : row + 3])
         width = max(20, min(self._console.width - 16, 100))
         points = self._curve.points(width)
         curve = draw_curve(points, rows=3)
         labels = [f"{max(points):.2f}", "", f"{min(points):.2f}"] if points else ["", "", ""]
         graph = Text("\n".join(f"{label:>7} {line}" for label, line in zip(labels, curve, strict=True)), style="cyan")
         within = done / total if step > finished else 0.0
-        bar = ProgressBar(total=max(self._steps, 1), completed=min(finished + within, self._steps), width=width + 8)
+        bar = Table.grid()  # a bar by itself does not end its line
+        bar.add_row(
+            ProgressBar(total=max(self._steps, 1), completed=min(finished + within, self._steps), width=width + 8)
+        )
         head = Text(f"{self._title}   step {finished} of {self._steps}", style="bold")
         note = Text(f"FLOP: {FLOPS_FORMULA}", style="dim")
         return Group(Panel(Group(head, bar, figures, graph, note), expand=False))

@@ -82,13 +82,17 @@ class Stop:
 
     @contextlib.contextmanager
     def handlers(self) -> Iterator[Stop]:
-        """Handle the signals within it. A signal that is ignored at the start (`nohup`) stays ignored."""
+        """Handle the signals within it. A hangup that is ignored at the start (`nohup`) stays ignored.
+
+        SIGINT does not: shells start background jobs of scripts with it ignored, and whoever sends one there means it.
+        """
         before: dict[int, Any] = {}
         if threading.current_thread() is threading.main_thread():
             for name in _NAMES:
                 number = getattr(signal, name, None)  # Windows has no SIGHUP
-                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
-                    before[number] = signal.signal(number, self._handle)
+                if number is None or (name == "SIGHUP" and signal.getsignal(number) == signal.SIG_IGN):
+                    continue
+                before[number] = signal.signal(number, self._handle)
         try:
             yield self
         finally:

@@ -100,9 +100,10 @@ def test_a_long_step_says_how_far_it_is() -> None:
     assert stream.getvalue() == "step 4: micro-batch 3 of 8\n"
 
 
-def test_the_panel_shows_everything() -> None:
+@pytest.mark.parametrize("width", [80, 90, 110, 200])
+def test_the_panel_shows_everything(width: int) -> None:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=True, width=90, color_system=None)
+    console = Console(file=stream, force_terminal=True, width=width, color_system=None)
     view = display.LiveView(console, "runs/tiny-1", 300)
     view.history([8.3, 7.0])
     view.step(_report(3, 6.0))

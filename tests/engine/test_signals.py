@@ -101,6 +101,21 @@ def test_an_ignored_hangup_stays_ignored() -> None:
 
 
 @posix
+def test_an_interrupt_counts_in_a_background_job_of_a_script() -> None:
+    """Shells start those with SIGINT ignored."""
+    done = _child(
+        """
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        stop = Stop()
+        with stop.handlers():
+            os.kill(os.getpid(), signal.SIGINT)
+            print(stop.requested)
+        """
+    )
+    assert done.stdout == "True\n"
+
+
+@posix
 def test_a_terminal_that_is_gone_does_not_matter() -> None:
     done = _child(
         """
