@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ptxtrain.ptx.matmul_spec import MatmulSpec
+
 Dim3: TypeAlias = tuple[int, int, int]
 
 LANES = 32  # threads of a warp
@@ -135,7 +137,7 @@ class OneBlockSpec:
         return 4 * self.warps
 
 
-Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | ColumnSpec | NormPartSpec | OneBlockSpec
+Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | ColumnSpec | NormPartSpec | OneBlockSpec | MatmulSpec
 
 # What each stem is rendered from unless its op asks for something else.
 DEFAULTS: Mapping[str, Spec] = MappingProxyType(
@@ -150,6 +152,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "embedding_forward": RowSpec(),
         "gradnorm_finish": OneBlockSpec(warps=1),
         "gradnorm_partial": NormPartSpec(),
+        "matmul": MatmulSpec(),
         "loss_sum": OneBlockSpec(warps=8),
         "rmsnorm_backward": NormBackwardSpec(),
         "rmsnorm_forward": RowSpec(),

@@ -10,6 +10,7 @@ from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat, ve
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Instruction, Operand, Reg, Special, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import widened
 
+_OPCODES = frozenset("mov cvta add sub and or neg mul mad shl shr cvt".split())
 _BINARY = {"add": "add", "sub": "sub", "and": "and", "or": "or"}
 
 
@@ -19,9 +20,9 @@ def lower_affine(ctx: Context, ins: Instruction) -> bool:
         return False
     target = ins.operands[0]
     info = ctx.info(target)
-    if not info.affine:
-        return False
-    if ctx.guard_mask is not None:
+    # Bases alone decide a uniform result too, where the lanes' strides cancel or are cut off.
+    from_affine = info.uniform and any(ctx.info(o).affine for o in ins.operands[1:])
+    if not (info.affine or from_affine) or ins.opcode not in _OPCODES or ctx.guard_mask is not None:
         return False
     emit, op, sources = ctx.emit, ins.opcode, ins.operands[1:]
     bits = TYPE_BITS[ins.types[0]]
@@ -50,10 +51,17 @@ def lower_affine(ctx: Context, ins: Instruction) -> bool:
         assert amount is not None
         base = emit.op(f"shl i{bits} {base_a}, {amount}")
         correction = _scale(ctx, corr_a, 1 << amount, bits)
+    elif op == "shr":
+        base_a, correction = _term(ctx, sources[0], bits)
+        kind = "ashr" if ins.types[0].startswith("s") else "lshr"
+        base = emit.op(f"{kind} i{bits} {base_a}, {ctx.info(sources[1]).const}")
     elif op == "cvt":
         base, correction = _extend(ctx, sources[0], ins.types[1], bits)
     else:
         raise ctx.refuse(ins, f"{op} has an affine result but no affine lowering")
+    if from_affine:
+        ctx.set(target, base, f"i{bits}", 1)
+        return True
     width = TYPE_BITS[target.type]
     if width != bits:
         raise ctx.refuse(ins, f"a {bits}-bit result in a {width}-bit register")

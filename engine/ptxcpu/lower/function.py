@@ -43,6 +43,7 @@ from ptxtrain.engine.ptxcpu.lower.warp import (
 from ptxtrain.engine.ptxcpu.lower.wmma import lower_wmma
 from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol, Variable
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
+from ptxtrain.engine.ptxcpu.webs import split_webs
 
 RUN = "run"  # the name of the function that runs blocks
 
@@ -130,6 +131,7 @@ class _Driver:
         function = inline_calls(module, function)
         self.module, self.function, self.shape = module, function, shape
         self.blocks = build_blocks(function)
+        split_webs(self.blocks)
         used = _used_symbols(self.blocks)
         visible = {**module.variables, **function.variables}
         self.variables = {n: v for n, v in visible.items() if n in used or (v.space == "shared" and v.nbytes == 0)}

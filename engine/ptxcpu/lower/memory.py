@@ -249,8 +249,15 @@ def _repeat(ctx: Context, mask: str, count: int) -> str:
 
 
 def _gather(ctx: Context, pointers: str, bits: int, count: int, mask: str | None) -> list[str]:
+    """`count` vectors; neighbours are gathered together, two by two, up to 64 bits at a time."""
     emit = ctx.emit
     found = []
+    if count % 2 == 0 and bits < 64:
+        wide = vec(f"i{2 * bits}", LANES)
+        for pair in _gather(ctx, pointers, 2 * bits, count // 2, mask):
+            upper = emit.op(f"lshr {wide} {pair}, {splat(f'i{2 * bits}', bits, LANES)}")
+            found += [emit.op(f"trunc {wide} {half} to {vec(f'i{bits}', LANES)}") for half in (pair, upper)]
+        return found
     for i in range(count):
         at = emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {i * bits // 8}") if i else pointers
         found.append(_gather_words(ctx, at, bits, mask) if bits < 32 else _gather_one(ctx, at, bits, mask))
@@ -258,15 +265,26 @@ def _gather(ctx: Context, pointers: str, bits: int, count: int, mask: str | None
 
 
 def _gather_one(ctx: Context, pointers: str, bits: int, mask: str | None) -> str:
+    """One gather; with a mask by way of a function, because LLVM's code for it is long and such accesses are rare."""
     t = vec(f"i{bits}", LANES)
-    return ctx.emit.call(
-        f"llvm.masked.gather.v32i{bits}.v32p0",
-        t,
-        ("<32 x ptr>", pointers),
-        ("i32", str(bits // 8)),
-        ("<32 x i1>", mask or ALL_LANES),
-        (t, "zeroinitializer"),
+    gather_all = f"llvm.masked.gather.v32i{bits}.v32p0"
+    parameters = f"<32 x ptr>, i32, <32 x i1>, {t}"
+    if mask is None:
+        name = ctx.emit.declare(gather_all, t, parameters)
+        return ctx.emit.op(
+            f"call {t} {name}(<32 x ptr> {pointers}, i32 {bits // 8}, <32 x i1> {ALL_LANES}, {t} zeroinitializer)"
+        )
+    helper = f"gather.i{bits}"
+    ctx.emit.declare(gather_all, t, parameters)
+    ctx.helpers.setdefault(
+        helper,
+        f"""define internal {t} @{helper}(<32 x ptr> %from, i32 %lanes) noinline nounwind memory(read) {{
+  %mask = bitcast i32 %lanes to <32 x i1>
+  %found = call {t} @{gather_all}(<32 x ptr> %from, i32 {bits // 8}, <32 x i1> %mask, {t} zeroinitializer)
+  ret {t} %found
+}}""",
     )
+    return ctx.emit.op(f"call {t} @{helper}(<32 x ptr> {pointers}, i32 {ctx.mask_bits(mask)})")
 
 
 def _gather_words(ctx: Context, pointers: str, bits: int, mask: str | None) -> str:
@@ -376,12 +394,34 @@ def _interleave(ctx: Context, values: list[str], bits: int) -> str:
 
 
 def _scatter(ctx: Context, pointers: str, bits: int, values: list[str], mask: str | None) -> None:
+    """One scatter for each vector; neighbours go together as in `_gather`."""
     emit = ctx.emit
+    t = vec(f"i{bits}", LANES)
+    if len(values) % 2 == 0 and bits < 64:
+        wide = vec(f"i{2 * bits}", LANES)
+        pairs = []
+        for low, high in zip(values[::2], values[1::2], strict=True):
+            lower, upper = (emit.op(f"zext {t} {v} to {wide}") for v in (low, high))
+            upper = emit.op(f"shl {wide} {upper}, {splat(f'i{2 * bits}', bits, LANES)}")
+            pairs.append(emit.op(f"or {wide} {lower}, {upper}"))
+        _scatter(ctx, pointers, 2 * bits, pairs, mask)
+        return
     for i, value in enumerate(values):
         at = emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {i * bits // 8}") if i else pointers
-        t = vec(f"i{bits}", LANES)
         name = emit.declare(f"llvm.masked.scatter.v32i{bits}.v32p0", "void", f"{t}, <32 x ptr>, i32, <32 x i1>")
-        emit.do(f"call void {name}({t} {value}, <32 x ptr> {at}, i32 {bits // 8}, <32 x i1> {mask or ALL_LANES})")
+        if mask is None:
+            emit.do(f"call void {name}({t} {value}, <32 x ptr> {at}, i32 {bits // 8}, <32 x i1> {ALL_LANES})")
+            continue
+        helper = f"scatter.i{bits}"
+        ctx.helpers.setdefault(
+            helper,
+            f"""define internal void @{helper}({t} %value, <32 x ptr> %to, i32 %lanes) noinline nounwind {{
+  %mask = bitcast i32 %lanes to <32 x i1>
+  call void {name}({t} %value, <32 x ptr> %to, i32 {bits // 8}, <32 x i1> %mask)
+  ret void
+}}""",
+        )
+        emit.do(f"call void @{helper}({t} {value}, <32 x ptr> {at}, i32 {ctx.mask_bits(mask)})")
 
 
 # Moves and addresses

@@ -1,0 +1,178 @@
+"""The Spec of `matmul.ptx`: tiles, warps, stages, and where each operand's numbers lie in shared memory.
+
+`conflicts` of `ptx/banks.py` counts shared-memory bank conflicts from the address functions here; `CHOICES` is the table
+that picks a Spec from a product's shape, with its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+LANES = 32
+CHUNK = 8  # elements of one 16-byte copy
+PAD = 16  # bytes that shift each row of a tile by four banks: eight rows of a matrix touch all 32 banks once
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One operand's tile in shared memory.
+
+    `k_rows`: its rows are k steps and it is read transposed (`ldmatrix.trans`); otherwise its rows are the rows of A, or
+    the columns of B, and run along k.
+    """
+
+    outer: int  # rows of A or columns of B in the tile
+    block_k: int
+    k_rows: bool
+
+    @property
+    def rows(self) -> int:
+        return self.block_k if self.k_rows else self.outer
+
+    @property
+    def columns(self) -> int:
+        return self.outer if self.k_rows else self.block_k
+
+    @property
+    def row_bytes(self) -> int:
+        return 2 * self.columns + PAD
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    @property
+    def chunks_per_row(self) -> int:
+        return self.columns // CHUNK
+
+    def copies(self, threads: int) -> int:
+        """Copies of 16 bytes that each thread makes for one tile."""
+        return self.rows * self.chunks_per_row // threads
+
+    def row_step(self, threads: int) -> int:
+        """Rows between two copies of a thread."""
+        return threads // self.chunks_per_row
+
+    def offset(self, outer: int, k: int) -> int:
+        """The byte of element (outer, k)."""
+        row, column = (k, outer) if self.k_rows else (outer, k)
+        return row * self.row_bytes + 2 * column
+
+
+@dataclass(frozen=True, slots=True)
+class MatmulSpec:
+    """One kernel of `matmul.ptx`.
+
+    Layouts: "nn" a [M, K], b [K, N]; "nt" b [N, K]; "tn" a [K, M], b [K, N].
+    """
+
+    layout: str = "nn"
+    dtype: str = "bf16"  # or "f16"
+    block_m: int = 128
+    block_n: int = 128
+    block_k: int = 32
+    warps_m: int = 2
+    warps_n: int = 2
+    stages: int = 3
+
+    @property
+    def threads(self) -> int:
+        return LANES * self.warps_m * self.warps_n
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        return (self.threads, 1, 1)
+
+    @property
+    def warp_m(self) -> int:
+        return self.block_m // self.warps_m
+
+    @property
+    def warp_n(self) -> int:
+        return self.block_n // self.warps_n
+
+    @property
+    def mi(self) -> int:
+        """16-row steps of a warp."""
+        return self.warp_m // 16
+
+    @property
+    def ni(self) -> int:
+        """8-column steps of a warp."""
+        return self.warp_n // 8
+
+    @property
+    def ki(self) -> int:
+        """16-deep steps of a tile."""
+        return self.block_k // 16
+
+    @property
+    def a(self) -> Tile:
+        return Tile(self.block_m, self.block_k, self.layout == "tn")
+
+    @property
+    def b(self) -> Tile:
+        return Tile(self.block_n, self.block_k, self.layout != "nt")
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.a.nbytes + self.b.nbytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.stages * self.stage_bytes
+
+    def grid(self, m: int, n: int) -> tuple[int, int, int]:
+        return (-(-n // self.block_n), -(-m // self.block_m), 1)
+
+    # Where a lane's ldmatrix row starts, in bytes within the operand's tile, for the warp's first 16 x 16 piece.
+
+    def a_lane(self, lane: int) -> int:
+        """Matrices of ldmatrix.x4: (rows 0-7, k 0-7), (rows 8-15, k 0-7), (rows 0-7, k 8-15), (rows 8-15, k 8-15)."""
+        matrix, row = divmod(lane, 8)
+        if self.a.k_rows:
+            return self.a.offset(8 * (matrix % 2), row + 8 * (matrix // 2))
+        return self.a.offset(row + 8 * (matrix % 2), 8 * (matrix // 2))
+
+    def b_lane(self, lane: int) -> int:
+        """Two column steps: (n 0-7, k 0-7), (n 0-7, k 8-15), (n 8-15, k 0-7), (n 8-15, k 8-15)."""
+        matrix, row = divmod(lane, 8)
+        if self.b.k_rows:
+            return self.b.offset(8 * (matrix // 2), row + 8 * (matrix % 2))
+        return self.b.offset(row + 8 * (matrix // 2), 8 * (matrix % 2))
+
+    def a_step(self, mi: int, ki: int) -> int:
+        """From the first 16 x 16 piece to another."""
+        return self.a.offset(16 * mi, 16 * ki)
+
+    def b_step(self, pair: int, ki: int) -> int:
+        return self.b.offset(16 * pair, 16 * ki)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A row of the table: tiles for products at least this large, and why."""
+
+    block_m: int
+    block_n: int
+    min_blocks: int
+    reason: str
+
+
+# The first row whose grid has `min_blocks` blocks is taken. All rows add each output's products in the same order (one
+# chain of k16 steps), so the choice never shows in the bits.
+CHOICES: tuple[Choice, ...] = (
+    Choice(128, 128, 96, "most arithmetic for each byte copied; enough blocks for the smallest GPUs we aim at"),
+    Choice(128, 64, 96, "half the columns where 128 x 128 tiles would leave multiprocessors idle"),
+    Choice(64, 64, 0, "small products: as many blocks as there can be"),
+)
+
+
+def choose(layout: str, dtype: str, m: int, n: int) -> MatmulSpec:
+    """The Spec for a product of this shape."""
+    for row in CHOICES:
+        spec = MatmulSpec(layout, dtype, row.block_m, row.block_n)
+        gx, gy, _ = spec.grid(m, n)
+        if gx * gy >= row.min_blocks:
+            return spec
+    raise AssertionError("the last row takes everything")
