@@ -48,6 +48,18 @@ class Unsupported(Exception):
     """An instruction that this interpreter leaves out."""
 
 
+class Step:
+    """What running an instruction needs of it, found once: its types, those of its sources and its result, its space."""
+
+    def __init__(self, item: Instruction) -> None:
+        self.item, self.opcode, self.operands = item, item.opcode, item.operands
+        self.types, self.modifiers = item.types, item.modifiers
+        self.type = self.types[0] if self.types else ""
+        self.sources = operand_types(item) if self.types else ()
+        self.result = result_type(item) if self.types else ""
+        self.space = next((m.partition("::")[0] for m in item.modifiers if m.partition("::")[0] in _SPACES), "")
+
+
 class Thread:
     """One thread: registers, place in the body, local memory."""
 
@@ -66,6 +78,7 @@ class Launch:
     def __init__(self, module: Module, entry: str, grid: Sequence[int], block: Sequence[int], shared: int) -> None:
         self.module, self.function = module, module.entry(entry)
         self.grid, self.block = tuple(grid), tuple(block)
+        self.steps_of = [Step(item) if isinstance(item, Instruction) else None for item in self.function.body]
         self.labels = {item.name: i for i, item in enumerate(self.function.body) if isinstance(item, Label)}
         self.memory: list[tuple[int, memoryview]] = []  # global memory: where it starts, its bytes
         self.addresses: dict[str, tuple[str, int]] = {}  # symbol: its space and its address there
@@ -151,45 +164,47 @@ class Launch:
         self.steps += 1
         if self.steps > _STEPS:
             raise TimeoutError("this kernel does not end")
-        if thread.pc >= len(self.function.body):
+        if thread.pc >= len(self.steps_of):
             thread.done = True
             return
-        item = self.function.body[thread.pc]
-        if isinstance(item, Label):
+        step = self.steps_of[thread.pc]
+        if step is None:  # a label
             thread.pc += 1
             return
-        if item.guard is not None and bool(thread.registers.get(item.guard.reg.name, 0)) == item.guard.negated:
+        guard = step.item.guard
+        if guard is not None and bool(thread.registers.get(guard.reg.name, 0)) == guard.negated:
             thread.pc += 1
             return
-        if item.opcode in _COLLECTIVE:
+        if step.opcode in _COLLECTIVE:
             thread.waiting = True
             return
         thread.pc += 1
-        self._execute(thread, item)
+        self._execute(thread, step)
 
-    def _execute(self, thread: Thread, item: Instruction) -> None:
-        opcode, operands = item.opcode, item.operands
+    def _execute(self, thread: Thread, step: Step) -> None:
+        item, opcode, operands = step.item, step.opcode, step.operands
         if opcode == "bra":
             assert isinstance(operands[0], Symbol)
             thread.pc = self.labels[operands[0].name]
+        elif opcode == "brx":
+            targets = self.function.branch_targets[operands[1].name]  # type: ignore[union-attr]
+            thread.pc = self.labels[targets[self.read(thread, operands[0], "u32")]]
         elif opcode in ("ret", "exit"):
             thread.done = True
         elif opcode == "mov":
             self._mov(thread, item)
         elif opcode == "setp":
-            kinds = (item.types[0], item.types[0], "pred")
-            values = [self.read(thread, o, kind) for o, kind in zip(operands[1:], kinds, strict=False)]
-            results = scalar.compare_and_join(item.types[0], item.modifiers, values)
+            values = [self.read(thread, o, kind) for o, kind in zip(operands[1:], step.sources, strict=False)]
+            results = scalar.compare_and_join(step.type, step.modifiers, values)
             targets = operands[0] if isinstance(operands[0], Pair) else Pair(operands[0], Sink())  # type: ignore[arg-type]
             for target, result in zip((targets.first, targets.second), results, strict=True):
                 self.write(thread, target, int(result), "pred")
         elif opcode in _PURE:
-            kinds = operand_types(item)
-            values = [self.read(thread, o, kind) for o, kind in zip(operands[1:], kinds, strict=False)]
-            result = scalar.evaluate(opcode, item.types, item.modifiers, values)
-            self.write(thread, operands[0], result, result_type(item))
+            values = [self.read(thread, o, kind) for o, kind in zip(operands[1:], step.sources, strict=False)]
+            result = scalar.evaluate(opcode, step.types, step.modifiers, values)
+            self.write(thread, operands[0], result, step.result)
         elif opcode in ("ld", "st"):
-            self._access(thread, item)
+            self._access(thread, step)
         elif opcode in ("atom", "red"):
             self._atomic(thread, item)
         elif opcode == "cvta":
@@ -267,9 +282,8 @@ class Launch:
             base = self.addresses[operand.base.name][1]
         return base + operand.offset
 
-    def _access(self, thread: Thread, item: Instruction) -> None:
-        space = next((m.partition("::")[0] for m in item.modifiers if m.partition("::")[0] in _SPACES), "")
-        type = item.types[0]
+    def _access(self, thread: Thread, step: Step) -> None:
+        item, space, type = step.item, step.space, step.type
         size = BITS[type] // 8
         at, data = (1, 0) if item.opcode == "ld" else (0, 1)
         operand = item.operands[data]
@@ -465,6 +479,7 @@ def operand_types(item: Instruction) -> tuple[str, ...]:
         "bfe": (type, "u32", "u32"),
         "bfi": (type, type, "u32", "u32"),
         "selp": (type, type, "pred"),
+        "setp": (type, type, "pred"),
         "slct": (type, type, second),
         "set": (second, second, "pred"),
         "cvt": (second, second),

@@ -193,7 +193,7 @@ def smaller(a: int, b: int, type: str, modifiers: tuple[str, ...], larger: bool)
 
 
 APPROXIMATE = {
-    "ex2": lambda x: math.inf if x > 2000 else math.exp2(x) if hasattr(math, "exp2") else 2.0**x,
+    "ex2": lambda x: math.inf if x >= 1024 else 2.0**x,
     "lg2": lambda x: math.nan if x < 0 else -math.inf if x == 0 else x if x == math.inf else math.log2(x),
     "rsqrt": lambda x: math.copysign(math.inf, x) if x == 0 else math.nan if x < 0 else 1 / math.sqrt(x),
     "sin": lambda x: math.nan if math.isinf(x) else math.sin(x),
