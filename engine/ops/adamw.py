@@ -27,7 +27,7 @@ def update(
     decay: float,
 ) -> None:
     """With g = grads * CLIP: m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
-    params -= LR * ((m / BIAS1) / (sqrt(v / BIAS2) + eps) + decay * params)."""
+    params -= LR * ((m / BIAS1) / (sqrt(v / BIAS2) + eps) + decay * params). With a CLIP of NaN nothing changes."""
     op, spec = "adamw.update", ElementSpec()
     sizes(op, count=count)
     for name, buffer in (("params", params), ("m", m), ("v", v), ("grads", grads)):

@@ -25,7 +25,9 @@ def compute(
     count: int,
     clip: float,
 ) -> None:
-    """scalars[GRAD_NORM] = sqrt(sum(grads^2)); scalars[CLIP] = min(1, clip / norm), or 1 when clip is 0."""
+    """scalars[GRAD_NORM] = sqrt(sum(grads^2)); scalars[CLIP] = min(1, clip / norm), or 1 when clip is 0.
+
+    A norm that is not finite makes scalars[CLIP] NaN, which `adamw.update` takes as "change nothing"."""
     op, first, last = "gradnorm.compute", NormPartSpec(), OneBlockSpec(warps=1)
     sizes(op, count=count)
     require(op, clip >= 0, f"clip is {clip}, must not be negative")

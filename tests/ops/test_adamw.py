@@ -70,3 +70,22 @@ def test_without_a_copy(device: Device) -> None:
     found = run(device, record)  # no gradient: only the decay acts
     check("decay alone", found["x"], x.astype(np.float64) * (1 - np.float32(1e-2) * 0.5), x * np.float32(0.995))
     assert not found["m"].any() and not found["v"].any()
+
+
+def test_a_bad_norm_changes_nothing(device: Device) -> None:
+    """A clip factor of NaN: weights, m, v and the copies keep their bits, whatever the gradient is."""
+    rng = np.random.default_rng(2)
+    x, m, v, copy = (normal(rng, 300, dtype="bf16") for _ in range(4))
+    grads = normal(rng, 300)
+    grads[7], grads[8] = np.inf, np.nan
+    table = numbers(1)
+    table[scalars.CLIP] = np.nan
+
+    def record(rec: Recorder, b: Bench) -> None:
+        state = (b.put(x, name="x"), b.put(m, name="m"), b.put(v, name="v"), b.put(copy, "bf16", "copy"))
+        constants = {"beta1": BETA1, "beta2": BETA2, "eps": EPS, "decay": 0.1}
+        adamw.update(rec, *state, b.put(grads), b.put(table), count=300, **constants)
+
+    found = run(device, record)
+    for name, before in (("x", x), ("m", m), ("v", v), ("copy", copy)):
+        same_bits(f"adamw.update {name}", found[name], before)
