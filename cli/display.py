@@ -149,6 +149,7 @@ class LiveView(View):
         self._reported = time.monotonic()
         self._validation = ""
         self._phase = ""
+        self._notice = ""
         self._micro = (0, 0, 1)
         self._live: Live | None = Live(
             console=console,
@@ -162,6 +163,10 @@ class LiveView(View):
 
     def note(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def notice(self, text: str) -> None:
+        """A line in the panel from now on. Takes no lock, so a signal handler may call it wherever it came in."""
+        self._notice = text
 
     def phase(self, text: str) -> None:
         self._phase = text
@@ -235,4 +240,5 @@ class LiveView(View):
         )
         head = Text(f"{self._title}   step {finished} of {self._steps}", style="bold")
         note = Text(f"FLOP: {FLOPS_FORMULA}", style="dim")
-        return Group(Panel(Group(head, bar, figures, graph, note), expand=False))
+        notice = [Text(self._notice, style="bold yellow")] if self._notice else []
+        return Group(Panel(Group(head, bar, figures, graph, note, *notice), expand=False))

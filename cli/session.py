@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ptxtrain.cli.display import make_view, size
+from ptxtrain.cli.display import LiveView, make_view, size
 from ptxtrain.cli.main import say, silence_stdout
 from ptxtrain.engine import rundir
 from ptxtrain.engine.config import Config, from_dict, parse_override, to_dict
@@ -194,7 +194,8 @@ def _train(
 
     tokenizer = load_tokenizer(run.info.tokenizer, run.info.tokenizer_sha256)
     view = make_view(str(run.path), last)
-    stop.announce = view.note
+    if isinstance(view, LiveView):
+        stop.announce = view.notice
     try:
         outcome = session.train(
             run,

@@ -18,7 +18,7 @@ from ptxtrain.data.loader import Loader, Position, ValidationReader, sort_rows
 from ptxtrain.engine.checkpoint import Saver, Snapshot, list_steps
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
-from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
+from ptxtrain.engine.errors import PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
@@ -69,43 +69,27 @@ def train(
     A stop by request returns an outcome that is not finished. Raises StoppedUnsaved where the newest state could not be saved,
     DeviceError, and PtxtrainError on data or numbers that cannot be used; each says which step is safe.
     """
-    table = parameter_table(config.model)
-    fresh = start.step == 0
     with Metrics(run.info.metrics, warn=view.note) as metrics:
         saver = Saver(
             run,
-            table,
+            parameter_table(config.model),
             keep=config.train.keep,
             keep_every=config.train.keep_every,
             numerics_id=numerics,
             announce=view.note,
             warn=view.note,
         )
-
-        def newest() -> str:
-            step = saver.last_saved if saver.last_saved is not None else (None if fresh else start.step)
-            if step is None:
-                return "nothing has been saved yet"
-            return f"step {step} is the newest saved; go on with `ptxtrain resume {run.path}`"
-
-        stop.last_good = newest
+        stop.last_good = lambda: _newest(saver, start)
         view.history(_losses(run, start.step))
         try:
             with stop.raising():
-                loader = Loader(
-                    dataset.train, config.model.context, config.model.vocab_size, Position(*start.position)
-                )
-                validation = _validation(dataset.val, config, view)
-                view.phase("making the kernels ready")
-                step = TrainStep(config, device)
-                step.load(start.params, start.m, start.v)
-                view.phase("")
+                loader, validation, step = _ready(config, dataset, device, start, view)
         except StopRequested:
             stop.describe = lambda: f"step {start.step} is being saved"
             saver.submit(start)
-            return _ended(Outcome(start, False, None, None, None), saver, newest)
+            return _ended(Outcome(start, False, None, None, None), saver, start)
         except (PtxtrainError, DataError):
-            if fresh and not list_steps(run.path):
+            if start.step == 0 and not list_steps(run.path):
                 metrics.close()
                 _discard(run)
             raise
@@ -128,13 +112,32 @@ def train(
         )
         try:
             outcome = trainer.run()
-        except DeviceError as error:
-            saver.wait()  # a snapshot is host memory: the device's failure does not touch it
-            raise DeviceError(f"{str(error).rstrip('.')}; {newest()}") from error
         except PtxtrainError as error:
-            saver.wait()
-            raise type(error)(f"{str(error).rstrip('.')}; {newest()}") from error
-        return _ended(outcome, saver, newest)
+            saver.wait()  # a snapshot is host memory: a device's failure does not touch it
+            raise type(error)(f"{str(error).rstrip('.')}; {_newest(saver, start)}") from error
+        return _ended(outcome, saver, start)
+
+
+def _ready(
+    config: Config, dataset: Dataset, device: Device, start: Snapshot, view: View
+) -> tuple[Loader, tuple[I32, I32] | None, TrainStep]:
+    """Everything that a step needs, cheap things first: data that cannot be used is found before kernels are compiled."""
+    model = config.model
+    loader = Loader(dataset.train, model.context, model.vocab_size, Position(*start.position))
+    validation = _validation(dataset.val, config, view)
+    view.phase("making the kernels ready")
+    step = TrainStep(config, device)
+    step.load(start.params, start.m, start.v)
+    view.phase("")
+    return loader, validation, step
+
+
+def _newest(saver: Saver, start: Snapshot) -> str:
+    """Which state is safe, in words."""
+    step = saver.last_saved if saver.last_saved is not None else (start.step or None)
+    if step is None:
+        return "nothing has been saved yet"
+    return f"step {step} is the newest saved; go on with `ptxtrain resume {saver.run.path}`"
 
 
 def stopped(run: RunDirectory, outcome: Outcome) -> StoppedSaved:
@@ -142,13 +145,13 @@ def stopped(run: RunDirectory, outcome: Outcome) -> StoppedSaved:
     return StoppedSaved(f"stopped; step {outcome.snapshot.step} is saved. Go on with: ptxtrain resume {run.path}")
 
 
-def _ended(outcome: Outcome, saver: Saver, newest: Callable[[], str]) -> Outcome:
+def _ended(outcome: Outcome, saver: Saver, start: Snapshot) -> Outcome:
     """Wait for the last save. What the data did wrong is raised once the state before it is safe."""
     save = saver.wait()
     if save is not None and not save.saved:
-        raise StoppedUnsaved(f"step {save.step} could not be saved: {save.error}; {newest()}")
+        raise StoppedUnsaved(f"step {save.step} could not be saved: {save.error}; {_newest(saver, start)}")
     if outcome.failure is not None:
-        raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {newest()}") from outcome.failure
+        raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {_newest(saver, start)}") from outcome.failure
     return outcome
 
 

@@ -29,7 +29,7 @@ class Stop:
     """A request to stop, and the signal handlers that make it.
 
     `describe` says what is going on ("step 12 is being saved") and `last_good` which state is safe; both are read inside a
-    signal handler, so they must only read plain attributes. `announce` prints a line, past a live display if there is one.
+    signal handler, so they must only read plain attributes. `announce` shows a line, and must take no lock.
     """
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class Stop:
     def _leave(self) -> None:
         # Nothing may be waited for here, no lock, no buffer: the process may be stuck in any of them.
         show_cursor = "\x1b[?25h" if _is_terminal() else ""
-        _write(f"{show_cursor}\n{self.signal_name} three times: left at once; {self.last_good()}\n")
+        _write(f"{show_cursor}\n{self.signal_name}, the third signal: left at once; {self.last_good()}\n")
         os._exit(StoppedUnsaved.exit_code)
 
     @contextlib.contextmanager

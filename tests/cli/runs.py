@@ -98,9 +98,9 @@ def make_dataset(folder: Path, vocab: int = VOCAB) -> Path:
 class Process:
     """The command in a process of its own, to be signalled."""
 
-    def __init__(self, *argv: object, **environment: str) -> None:
+    def __init__(self, *argv: object, launcher: tuple[str, ...] = ("-m", "ptxtrain.cli"), **environment: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "ptxtrain.cli", *map(str, argv)],
+            [sys.executable, *launcher, *map(str, argv)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -137,9 +137,9 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(*argv: object, **environment: str) -> Iterator[Process]:
+def process(*argv: object, launcher: tuple[str, ...] = ("-m", "ptxtrain.cli"), **environment: str) -> Iterator[Process]:
     """A `Process` that does not outlive the block."""
-    running = Process(*argv, **environment)
+    running = Process(*argv, launcher=launcher, **environment)
     try:
         yield running
     finally:

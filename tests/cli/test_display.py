@@ -111,12 +111,13 @@ def test_the_panel_shows_everything(width: int) -> None:
     view.micro_batch(4, 1, 2)
     view.note("saved step 3 [not markup]")
     view.sample(3, "import [os]")
+    view.notice("SIGINT: stopping")
     view.close()
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", stream.getvalue())
     for part in (
         *("runs/tiny-1   step 3 of 300", "loss 6.0000", "lr 0.001", "grad norm 0.812", "12.3k tokens/s"),
         *("0.123 TFLOP/s", "1h 02m left", "validation 6.2000 at step 3", "step 4: micro-batch 1/2", FLOPS_FORMULA),
-        *("saved step 3 [not markup]", "import [os]", "8.30", "█"),
+        *("saved step 3 [not markup]", "import [os]", "8.30", "█", "│ SIGINT: stopping"),
     ):
         assert part in text, part
     assert stream.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"

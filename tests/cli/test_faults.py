@@ -1,0 +1,154 @@
+"""What goes wrong during a run: its exit code, its one line, and that the last good step is there to resume from."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from runs import process, ptxtrain
+
+from ptxtrain.engine import session
+from ptxtrain.engine.durable import DISK, Call
+from ptxtrain.engine.errors import DeviceError
+from ptxtrain.engine.step import TrainStep
+
+posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent with kill")
+
+
+def _steps(run: Path) -> list[str]:
+    return sorted(path.name for path in (run / "ckpt").iterdir())
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_of_it_is_saved(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = session.initial_weights
+
+    def poisoned(*args: Any) -> np.ndarray:
+        weights = made(*args)
+        weights[3] = math.nan
+        return weights
+
+    monkeypatch.setattr(session, "initial_weights", poisoned)
+    run = tmp_path / "run"
+    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
+    assert done.code == 1
+    assert "step 1: the loss is nan" in done.line and f"{dataset.name}/train-000000.tok, token 0" in done.line
+    assert _steps(run) == []
+
+
+def test_a_device_that_fails_is_exit_4_and_the_last_save_carries_on(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole")
+    finish = TrainStep.finish
+
+    def failing(self: TrainStep, step: int, lr: float) -> Any:
+        if step == 8:
+            raise DeviceError("an illegal memory access was encountered")
+        return finish(self, step, lr)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "finish", failing)
+        done = ptxtrain(*argv, "--run", run)
+    assert done.code == 4
+    assert done.line.startswith("error: an illegal memory access was encountered; step 5 is the newest saved")
+    resumed = ptxtrain("resume", run)
+    assert (resumed.code, resumed.digest) == (0, whole.digest)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO], ids=["full", "broken"])
+def test_a_save_that_fails_is_a_warning_and_the_last_one_exit_3(
+    number: int, preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole")
+
+    def refuse(steps: tuple[int, ...]) -> Any:
+        def hook(call: Call) -> int | None:
+            if call.op == "write" and any(f".tmp-{step:08d}" in str(call.path) for step in steps):
+                raise OSError(number, os.strerror(number), str(call.path))
+            return None
+
+        return hook
+
+    monkeypatch.setattr(DISK, "hook", refuse((5,)))
+    periodic = ptxtrain(*argv, "--run", tmp_path / "periodic")
+    assert (periodic.code, periodic.digest) == (0, whole.digest)
+    assert "step 5 was not saved" in periodic.err
+
+    monkeypatch.setattr(DISK, "hook", refuse((12,)))
+    run = tmp_path / "run"
+    last = ptxtrain(*argv, "--run", run)
+    assert last.code == 3
+    assert "step 12 could not be saved" in last.line and "step 10 is the newest saved" in last.line
+    monkeypatch.setattr(DISK, "hook", None)
+    resumed = ptxtrain("resume", run)
+    assert (resumed.code, resumed.digest) == (0, whole.digest)
+
+
+def test_shards_that_change_stop_the_run_with_the_step_before_saved(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ptxtrain.data.errors import DataError
+    from ptxtrain.data.loader import Loader
+
+    read, reads = Loader.read, iter(range(1000))
+
+    def failing(self: Loader, sequences: int, *arrays: Any) -> None:
+        if sequences == 8 and next(reads) == 6:
+            raise DataError("train-000000.tok changed while in use")
+        read(self, sequences, *arrays)
+
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole")
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(Loader, "read", failing)
+        done = ptxtrain(*argv, "--run", run)
+    assert done.code == 1
+    assert done.line.startswith("error: train-000000.tok changed while in use; step 6 is the newest saved")
+    assert ptxtrain("resume", run).digest == whole.digest
+
+
+@posix
+def test_streams_that_nobody_reads_change_nothing(preset: Path, dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = ["train", "--preset", preset, "--data", dataset, "--run", run]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, "-m", "ptxtrain.cli", *map(str, argv)], stdout=writing, stderr=writing, timeout=120
+    )
+    os.close(writing)
+    assert done.returncode == 0
+    assert "step-00000012" in _steps(run)
+
+
+@posix
+def test_three_signals_leave_at_once_with_3(preset: Path, dataset: Path, tmp_path: Path) -> None:
+    """A step that never ends: the device's thread is held in it by a stopped clock, so to say."""
+    run = tmp_path / "run"
+    hang = "import time; from ptxtrain.engine import step as s; s.TrainStep.snapshot = lambda self: time.sleep(600)"
+    code = f"{hang}\nimport sys; from ptxtrain.cli.main import main; sys.exit(main(sys.argv[1:]))"
+    argv = ["train", "--preset", preset, "--data", dataset, "--run", run]
+    with process(*argv, launcher=("-c", code)) as child:
+        child.until("step 1/12")
+        child.send(signal.SIGINT)
+        child.until("SIGINT: stopping")
+        child.send(signal.SIGINT)
+        child.until("once more leaves at once")
+        child.send(signal.SIGTERM)
+        done = child.wait(20)
+    assert done.code == 3
+    assert "SIGTERM, the third signal: left at once; nothing has been saved yet" in done.err
