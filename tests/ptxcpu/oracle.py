@@ -40,6 +40,7 @@ _STEPS = 2_000_000  # of one launch; beyond, the kernel is taken to hang
 _PURE = (
     *("add", "sub", "mul", "mad", "mul24", "mad24", "fma", "div", "rem", "min", "max", "abs", "neg", "sad", "copysign"),
     *("and", "or", "xor", "not", "cnot", "shl", "shr", "shf", "popc", "clz", "brev", "bfind", "bfe", "bfi", "prmt"),
+    *("dp4a", "dp2a", "bmsk", "szext", "fns"),
     *("lop3", "selp", "slct", "set", "testp", "cvt", "rcp", "sqrt", "rsqrt", "sin", "cos", "lg2", "ex2", "tanh"),
 )
 
@@ -199,6 +200,18 @@ class Launch:
             targets = operands[0] if isinstance(operands[0], Pair) else Pair(operands[0], Sink())  # type: ignore[arg-type]
             for target, result in zip((targets.first, targets.second), results, strict=True):
                 self.write(thread, target, int(result), "pred")
+        elif item.has("cc") or opcode in ("addc", "subc", "madc"):
+            values = [self.read(thread, o, step.type) for o in operands[1:]]
+            flag = thread.registers.get("carry", 0)
+            result, flag = scalar.carried(opcode, step.type, step.modifiers, values, flag)
+            self.write(thread, operands[0], result, step.type)
+            if item.has("cc"):
+                thread.registers["carry"] = flag
+        elif opcode == "lop3" and isinstance(operands[0], Pair):
+            result = scalar.evaluate("lop3", ("b32",), (), [self.read(thread, o, "b32") for o in operands[1:5]])
+            some, joined = int(result != 0), self.read(thread, operands[5], "pred")
+            self.write(thread, operands[0].first, result, "b32")
+            self.write(thread, operands[0].second, some & joined if item.has("and") else some | joined, "pred")
         elif opcode in _PURE:
             values = [self.read(thread, o, kind) for o, kind in zip(operands[1:], step.sources, strict=False)]
             result = scalar.evaluate(opcode, step.types, step.modifiers, values)

@@ -338,7 +338,8 @@ def integral(opcode: str, type: str, modifiers: tuple[str, ...], values: list[in
     if opcode == "mad":
         if "wide" in modifiers:
             return x[0] * x[1] + integer(values[2], wider(type))
-        return ((x[0] * x[1]) >> bits if "hi" in modifiers else x[0] * x[1]) + x[2]
+        result = ((x[0] * x[1]) >> bits if "hi" in modifiers else x[0] * x[1]) + x[2]
+        return max(least, min(most, result)) if "sat" in modifiers else result
     if opcode in ("mul24", "mad24"):
         cut = [signed(v, 24) if type[0] == "s" else v & mask(24) for v in u]
         product = (cut[0] * cut[1]) >> 16 if "hi" in modifiers else cut[0] * cut[1]
@@ -379,8 +380,10 @@ def integral(opcode: str, type: str, modifiers: tuple[str, ...], values: list[in
         v = x[0] if x[0] >= 0 else ~x[0]
         found = v.bit_length() - 1
         return found if found < 0 or "shiftamt" not in modifiers else bits - 1 - found
-    if opcode == "dp4a":
-        raise NotImplementedError(opcode)
+    if opcode in ("bmsk", "szext"):
+        return masked(opcode, type, modifiers, u[0], u[1])
+    if opcode == "fns":
+        return nth_bit(u[0], u[1], signed(u[2], 32))
     return {
         "abs": lambda: abs(x[0]),
         "neg": lambda: -x[0],
@@ -394,6 +397,62 @@ def integral(opcode: str, type: str, modifiers: tuple[str, ...], values: list[in
         "clz": lambda: bits - u[0].bit_length(),
         "brev": lambda: int(f"{u[0]:0{bits}b}"[::-1], 2),
     }[opcode]()
+
+
+def masked(opcode: str, type: str, modifiers: tuple[str, ...], a: int, b: int) -> int:
+    """bmsk and szext, as the ISA's pseudocode has them."""
+    low = b & 31
+    too_large = "clamp" in modifiers and b >= 32
+    if opcode == "szext":
+        above = 0 if too_large else mask(32) << low & mask(32)
+        negative = type == "s32" and not too_large and low and a >> (low - 1) & 1
+        return (a & ~above) | (above if negative else 0)
+    from_start = 0 if "clamp" in modifiers and a >= 32 else mask(32) << (a & 31) & mask(32)
+    end = (a & 31) + low
+    from_end = 0 if end >= 32 or too_large or ("clamp" in modifiers and a >= 32) else mask(32) << end & mask(32)
+    return from_start & ~from_end
+
+
+def nth_bit(bits: int, base: int, n: int) -> int:
+    """fns."""
+    if n == 0:
+        return base if bits >> base & 1 else mask(32)
+    position, left = base, abs(n)
+    while 0 <= position < 32:
+        left -= bits >> position & 1
+        if left == 0:
+            return position
+        position += 1 if n > 0 else -1
+    return mask(32)
+
+
+def dot(opcode: str, types: tuple[str, ...], modifiers: tuple[str, ...], values: list[int]) -> int:
+    """dp4a and dp2a."""
+
+    def parts(value: int, type: str, bits: int, first: int, count: int) -> list[int]:
+        found = [value >> first + bits * i & mask(bits) for i in range(count)]
+        return [signed(v, bits) if type[0] == "s" else v for v in found]
+
+    count, bits = (4, 8) if opcode == "dp4a" else (2, 16)
+    a = parts(values[0], types[0], bits, 0, count)
+    b = parts(values[1], types[1], 8, 16 if "hi" in modifiers else 0, count)
+    return sum(x * y for x, y in zip(a, b, strict=True)) + values[2] & mask(32)
+
+
+def carried(opcode: str, type: str, modifiers: tuple[str, ...], values: list[int], flag: int) -> tuple[int, int]:
+    """add.cc and its kind: the result and the flag afterwards."""
+    bits = BITS[type]
+    u = [value & mask(bits) for value in values]
+    taken = flag if opcode in ("addc", "subc", "madc") else 0
+    if opcode.startswith("sub"):
+        result = u[0] - u[1] - taken
+    elif opcode.startswith("add"):
+        result = u[0] + u[1] + taken
+    else:
+        x = [integer(value, type) for value in values]
+        product = (x[0] * x[1]) >> bits if "hi" in modifiers else x[0] * x[1]
+        result = (product & mask(bits)) + u[2] + taken
+    return result & mask(bits), int(result != result & mask(bits))
 
 
 def permute(a: int, b: int, choice: int, modifiers: tuple[str, ...]) -> int:
@@ -432,6 +491,11 @@ def evaluate(opcode: str, types: tuple[str, ...], modifiers: tuple[str, ...], va
         positive = compare("ge", types[1], values[2], 0, "ftz" in modifiers)
         return values[0] if positive else values[1]
     if opcode == "set":
+        if types[1].endswith("x2"):
+            one = pack(number(1.0), type.removesuffix("x2")) if type.endswith("x2") else mask(16)
+            halves = [[v >> shift & 0xFFFF for v in values] for shift in (16, 0)]
+            high, low = (compare(modifiers[0], types[1][:-2], *half, "ftz" in modifiers) for half in halves)
+            return (one << 16 if high else 0) | (one if low else 0)
         met = _joined(compare(modifiers[0], types[1], values[0], values[1], "ftz" in modifiers), modifiers, values[2:])
         return (pack(number(1.0), type) if type in FORMATS else mask(BITS[type])) if met else 0
     if opcode == "testp":
@@ -442,6 +506,8 @@ def evaluate(opcode: str, types: tuple[str, ...], modifiers: tuple[str, ...], va
         return high << 16 | low
     if type in FORMATS:
         return floating(opcode, type, modifiers, values)
+    if opcode in ("dp4a", "dp2a"):
+        return dot(opcode, types, modifiers, values)
     wide = BITS["u32"] if opcode in ("popc", "clz", "bfind") else BITS[type]
     if "wide" in modifiers:
         wide = 2 * BITS[type]
@@ -460,6 +526,10 @@ def _joined(met: bool, modifiers: tuple[str, ...], rest: list[int]) -> bool:
 
 def compare_and_join(type: str, modifiers: tuple[str, ...], values: list[int]) -> tuple[bool, bool]:
     """setp: p = cmp op c, q = not cmp op c."""
+    if type.endswith("x2"):
+        halves = [[v >> shift & 0xFFFF for v in values[:2]] for shift in (0, 16)]
+        low, high = (compare(modifiers[0], type[:-2], *half, "ftz" in modifiers) for half in halves)
+        return _joined(low, modifiers, values[2:]), _joined(high, modifiers, values[2:])
     met = compare(modifiers[0], type, values[0], values[1], "ftz" in modifiers)
     return _joined(met, modifiers, values[2:]), _joined(not met, modifiers, values[2:])
 

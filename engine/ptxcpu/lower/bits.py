@@ -97,7 +97,9 @@ def _extract(ctx: Context, ins: Instruction) -> None:
         end = word.op("sub", word.op("add", position, length), word.const(1))
         sign_at = word.intrinsic("umin", end, word.const(bits - 1))
         sign = ops.op("and", _shift_by(ctx, ops, word, "lshr", a, sign_at), ops.const(1))
-        fill = ops.op("and", ops.op("sub", ops.const(0), sign), ops.op("xor", mask, ops.const(-1)))
+        # Bits above the field, and those that the field would take from above the value.
+        inside = ops.op("and", mask, _shift_by(ctx, ops, word, "lshr", ops.const(-1), position))
+        fill = ops.op("and", ops.op("sub", ops.const(0), sign), ops.op("xor", inside, ops.const(-1)))
         value = ops.op("or", value, fill)
         value = ops.select(word.compare("eq", length, word.const(0)), ops.const(0), value)
     put(ctx, ins, ops, value)

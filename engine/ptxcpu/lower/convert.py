@@ -6,10 +6,11 @@ upper half. Every narrowing rounds once.
 
 from __future__ import annotations
 
-from ptxtrain.engine.ptxcpu.lower import functions
+from ptxtrain.engine.ptxcpu.lower import functions, rounding
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import splat, vec
 from ptxtrain.engine.ptxcpu.lower.floating import Floats
+from ptxtrain.engine.ptxcpu.lower.ops import Ops
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Instruction, Operand, Reg, Sink
 
 _INTEGRAL = {"rni": "roundeven", "rzi": "trunc", "rmi": "floor", "rpi": "ceil"}
@@ -18,6 +19,9 @@ _FLOATS = ("f16", "bf16", "f32", "f64")
 
 def lower_cvt(ctx: Context, ins: Instruction) -> None:
     """`cvt.{rounding}.{ftz}.{sat}.to.from d, a` and the packed forms."""
+    if ins.has("pack"):
+        _pack(ctx, ins)
+        return
     if len(ins.types) != 2:
         raise ctx.refuse(ins, "this conversion is not known")
     to, source = ins.types
@@ -109,41 +113,43 @@ def _float_to_int(
 
 def _int_to_float(ctx: Context, ins: Instruction, a: Operand, source: str, to: str, lanes: int) -> str:
     emit = ctx.emit
-    if ins.has("rz", "rm", "rp"):
-        raise ctx.refuse(ins, "integers are converted to floats rounded to nearest")
-    bits = TYPE_BITS[source]
+    bits, signed = TYPE_BITS[source], source[0] == "s"
     value = ctx.get(a, f"i{bits}", lanes)
-    name = "sitofp" if source[0] == "s" else "uitofp"
+    mode = _mode(ins)
     if to in ("f32", "f64"):
         scalar = "float" if to == "f32" else "double"
-        number = emit.op(f"{name} {vec(f'i{bits}', lanes)} {value} to {vec(scalar, lanes)}")
+        if mode is None:
+            name = "sitofp" if signed else "uitofp"
+            number = emit.op(f"{name} {vec(f'i{bits}', lanes)} {value} to {vec(scalar, lanes)}")
+        else:
+            total, error = rounding.integer_as_f64(emit, value, bits, signed, lanes)
+            round_ = functions.round_to_f32 if to == "f32" else rounding.step
+            number = round_(emit, total, error, mode, lanes)
         if ins.has("sat"):
             number = Floats(ctx, to, lanes).saturate(number)
         return emit.op(f"bitcast {vec(scalar, lanes)} {number} to {vec(f'i{TYPE_BITS[to]}', lanes)}")
-    if bits == 64:
-        raise ctx.refuse(ins, "64-bit integers are converted to f32 and f64 alone")
-    # Exact in f64, then rounded to odd, so that the last rounding is the only one.
-    wide = emit.op(f"{name} {vec(f'i{bits}', lanes)} {value} to {vec('double', lanes)}")
-    return _narrow(ctx, functions.f64_to_f32_odd(emit, wide, lanes), to, lanes)
+    # In f64 with its error, then rounded to odd twice, so that the last rounding is the only one.
+    total, error = rounding.integer_as_f64(emit, value, bits, signed, lanes)
+    odd = functions.to_odd(emit, total, error, lanes)
+    number = functions.f64_to_f32_odd(emit, odd, lanes)
+    if ins.has("sat"):
+        number = Floats(ctx, "f32", lanes).saturate(number)
+    return _narrow(ctx, number, to, lanes, mode)
 
 
-def _narrow(ctx: Context, value: str, to: str, lanes: int, *, truncate: bool = False) -> str:
-    """f32 to the bits of f16 or bf16, to nearest even or towards zero."""
+def _mode(ins: Instruction) -> str | None:
+    return next((m for m in ins.modifiers if m in ("rz", "rm", "rp")), None)
+
+
+def _narrow(ctx: Context, value: str, to: str, lanes: int, mode: str | None = None) -> str:
+    """f32 to the bits of f16 or bf16, to nearest even or in a directed mode."""
     emit = ctx.emit
+    if mode is not None:
+        return rounding.narrow(emit, value, to, mode, lanes)
     if to == "bf16":
-        return functions.f32_to_bf16(emit, value, lanes, truncate=truncate)
-    t = vec("float", lanes)
-    half = emit.op(f"fptrunc {t} {value} to {vec('half', lanes)}")
-    bits = emit.op(f"bitcast {vec('half', lanes)} {half} to {vec('i16', lanes)}")
-    if truncate:
-        back = emit.op(f"fpext {vec('half', lanes)} {half} to {t}")
-        floats = Floats(ctx, "f32", lanes)
-        finite = floats.compare("one", floats.intrinsic("fabs", value), splat("float", "0x7FF0000000000000", lanes))
-        past = floats.compare("ogt", floats.intrinsic("fabs", back), floats.intrinsic("fabs", value))
-        step = emit.op(f"and {vec('i1', lanes)} {finite}, {past}")
-        lower = emit.op(f"sub {vec('i16', lanes)} {bits}, {splat('i16', 1, lanes)}")
-        bits = emit.select("i16", lanes, step, lower, bits)
-    return bits
+        return functions.f32_to_bf16(emit, value, lanes)
+    half = emit.op(f"fptrunc {vec('float', lanes)} {value} to {vec('half', lanes)}")
+    return emit.op(f"bitcast {vec('half', lanes)} {half} to {vec('i16', lanes)}")
 
 
 def _float_to_float(ctx: Context, ins: Instruction, a: Operand, source: str, to: str, lanes: int) -> str:
@@ -156,10 +162,14 @@ def _float_to_float(ctx: Context, ins: Instruction, a: Operand, source: str, to:
     integral = next((_INTEGRAL[m] for m in ins.modifiers if m in _INTEGRAL), None)
     if integral:
         value = floats.intrinsic(integral, value)
-    mode = next((m for m in ins.modifiers if m in ("rz", "rm", "rp")), None)
+    mode = _mode(ins)
     out = Floats(ctx, to, lanes)
-    if floats.scalar == out.scalar and to not in ("bf16",):
+    if floats.scalar == out.scalar and (to != "bf16" or source == "bf16"):
         result = value
+        if to == "bf16":
+            return _narrow(ctx, value, to, lanes)  # exact: it was one
+    elif to == "bf16" and floats.scalar == "half":
+        return _narrow(ctx, emit.op(f"fpext {floats.t} {value} to {vec('float', lanes)}"), to, lanes, mode)
     elif floats.scalar == "half":
         result = emit.op(f"fpext {floats.t} {value} to {vec('float', lanes)}")
         if out.scalar == "double":
@@ -167,15 +177,13 @@ def _float_to_float(ctx: Context, ins: Instruction, a: Operand, source: str, to:
     elif out.scalar == "double":
         result = functions.extend(emit, value, lanes)
     elif to in ("f16", "bf16"):
-        if mode in ("rm", "rp"):
-            raise ctx.refuse(ins, f".{mode} to {to} is not known")
         if floats.scalar == "double":
             value = functions.f64_to_f32_odd(emit, value, lanes)
         if ins.has("sat"):
             value = Floats(ctx, "f32", lanes).saturate(value)
         if ins.has("relu"):
             value = _relu(ctx, value, lanes)
-        return _narrow(ctx, value, to, lanes, truncate=mode == "rz")
+        return _narrow(ctx, value, to, lanes, mode)
     elif mode is None:
         result = emit.op(f"fptrunc {floats.t} {value} to {out.t}")
     else:
@@ -202,10 +210,27 @@ def _packed(ctx: Context, ins: Instruction, target: Reg | Sink, to: str, source:
         value = ctx.get(operand, "float", lanes)
         if ins.has("relu"):
             value = _relu(ctx, value, lanes)
-        bits = _narrow(ctx, value, narrow, lanes, truncate=ins.has("rz"))
+        bits = _narrow(ctx, value, narrow, lanes, _mode(ins))
         halves.append(emit.op(f"zext {vec('i16', lanes)} {bits} to {vec('i32', lanes)}"))
     upper = emit.op(f"shl {vec('i32', lanes)} {halves[0]}, {splat('i32', 16, lanes)}")
     ctx.set(target, emit.op(f"or {vec('i32', lanes)} {upper}, {halves[1]}"), "i32", lanes)
+
+
+def _pack(ctx: Context, ins: Instruction) -> None:
+    """cvt.pack.sat.{u16, s16, u8, s8}.s32{.b32} d, a, b{, c}: a and b clamped, b lowest; c's low bits move above them."""
+    to, source = ins.types[0], ins.types[1]
+    bits = TYPE_BITS[to]
+    lanes = ctx.lanes_of(*ins.operands[1:])
+    ops = Ops(ctx, 32, lanes)
+    mask = ops.const((1 << bits) - 1)
+    a, b = (ops.op("and", _clamp(ctx, ctx.get(o, "i32", lanes), source, to, lanes), mask) for o in ins.operands[1:3])
+    value = ops.op("or", ops.op("shl", a, ops.const(bits)), b)
+    if len(ins.operands) > 3:
+        above = ops.op("shl", ctx.get(ins.operands[3], "i32", lanes), ops.const(2 * bits))
+        value = ops.op("or", above, value)
+    target = ins.operands[0]
+    assert isinstance(target, Reg | Sink)
+    ctx.set(target, value, "i32", lanes)
 
 
 def _tf32(ctx: Context, ins: Instruction, target: Reg | Sink, lanes: int) -> None:
@@ -225,5 +250,8 @@ def _tf32(ctx: Context, ins: Instruction, target: Reg | Sink, lanes: int) -> Non
         rounded = bits
     exponent = op("and", bits, splat("i32", 0x7F800000, lanes))
     special = emit.op(f"icmp eq {t} {exponent}, {splat('i32', 0x7F800000, lanes)}")
+    fraction = op("and", bits, splat("i32", 0x7FFFFF, lanes))
+    infinite = emit.op(f"icmp eq {t} {fraction}, {splat('i32', 0, lanes)}")
+    beyond = emit.select("i32", lanes, infinite, bits, splat("i32", 0x7FFFFFFF, lanes))
     cut = op("and", rounded, splat("i32", -0x2000, lanes))
-    ctx.set(target, emit.select("i32", lanes, special, bits, cut), "i32", lanes)
+    ctx.set(target, emit.select("i32", lanes, special, beyond, cut), "i32", lanes)

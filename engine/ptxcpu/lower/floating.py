@@ -11,6 +11,7 @@ from collections.abc import Callable
 from ptxtrain.engine.ptxcpu.lower import functions
 from ptxtrain.engine.ptxcpu.lower.context import Context, float_literal
 from ptxtrain.engine.ptxcpu.lower.emitter import splat, vec
+from ptxtrain.engine.ptxcpu.lower.rounding import Directed
 from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Reg, Sink
 
 _ELEMENTS = {"f16": "half", "f16x2": "half", "bf16": "i16", "bf16x2": "i16", "f32": "float", "f64": "double"}
@@ -82,8 +83,8 @@ class Floats:
         return self.ctx.emit.call(f"llvm.{name}.{suffix}", self.t, *((self.t, v) for v in values))
 
     def flush(self, value: str) -> str:
-        """Subnormal f32 numbers become zeros of their sign."""
-        return functions.flush(self.ctx.emit, value, self.count) if self.scalar == "float" else value
+        """Subnormal f32 and f64 numbers become zeros of their sign; there is no such form for f16."""
+        return value if self.scalar == "half" else functions.flush(self.ctx.emit, value, self.count, self.scalar)
 
     def saturate(self, value: str) -> str:
         """Clamped to [0, 1], NaN to 0."""
@@ -127,34 +128,24 @@ def _basic(name: str) -> _Compute:
         mode = _rounding(ins)
         if mode is None:
             return floats.op(f"f{name}", *values)
-        if floats.type != "f32":
-            raise ctx.refuse(ins, f".{mode} is known for f32 alone")
-        emit, n = ctx.emit, floats.count
-        a, b = (functions.extend(emit, v, n) for v in values)
-        if name == "mul":
-            product = emit.op(f"fmul {vec('double', n)} {a}, {b}")
-            return functions.round_to_f32(emit, product, splat("double", "0.0", n), mode, n)
-        if name == "sub":
-            b = emit.op(f"fneg {vec('double', n)} {b}")
-        total, error = functions.two_sum(emit, a, b, n)
-        return functions.round_to_f32(emit, total, error, mode, n)
+        directed = _directed(ctx, floats, mode)
+        return {"add": directed.add, "sub": directed.sub, "mul": directed.mul, "div": directed.div}[name](*values)
 
     return compute
 
 
+def _directed(ctx: Context, floats: Floats, mode: str) -> Directed:
+    assert floats.type in ("f32", "f64"), f".{mode} is known for f32 and f64"
+    return Directed(ctx.emit, floats.scalar, mode, floats.count)
+
+
 def _fma(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
     mode = _rounding(ins)
-    if floats.scalar == "double" or (floats.type == "f32" and mode is None):
-        if mode is not None:
-            raise ctx.refuse(ins, f".{mode} is known for f32 alone")
+    if mode is not None:
+        return _directed(ctx, floats, mode).fma(*values)
+    if floats.type in ("f32", "f64"):
         return floats.intrinsic("fma", *values)
     emit, n = ctx.emit, floats.count
-    if floats.type == "f32":
-        a, b, c = (functions.extend(emit, v, n) for v in values)
-        product = emit.op(f"fmul {vec('double', n)} {a}, {b}")
-        total, error = functions.two_sum(emit, product, c, n)
-        assert mode is not None
-        return functions.round_to_f32(emit, total, error, mode, n)
     # Half precision rounds once: the f64 sum is rounded to odd, so that rounding it again is harmless.
     a, b, c = (functions.extend(emit, v, n, floats.scalar) for v in values)
     product = emit.op(f"fmul {vec('double', n)} {a}, {b}")
@@ -163,12 +154,6 @@ def _fma(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> s
     if floats.is_bf16:
         return functions.f64_to_f32_odd(emit, odd, n)
     return emit.op(f"fptrunc {vec('double', n)} {odd} to {floats.t}")
-
-
-def _div(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
-    if _rounding(ins):
-        raise ctx.refuse(ins, "division is known rounded to nearest")
-    return floats.op("fdiv", *values)
 
 
 def _unary(name: str) -> _Compute:
@@ -184,29 +169,38 @@ def _neg(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> s
 
 def _min_max(name: str) -> _Compute:
     def compute(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
-        if ins.has("xorsign"):
-            raise ctx.refuse(ins, ".xorsign is not known")
+        sign = _product_of_signs(floats, values) if ins.has("xorsign") else None
         if ins.has("abs"):
             values = [floats.intrinsic("fabs", v) for v in values]
         kind = f"{name}imum" if ins.has("NaN") else f"{name}imumnum"
         result = values[0]
         for value in values[1:]:
             result = floats.intrinsic(kind, result, value)
-        return result
+        return floats.intrinsic("copysign", result, sign) if sign else result
 
     return compute
 
 
+def _product_of_signs(floats: Floats, values: list[str]) -> str:
+    """A number that is negative where an odd number of the values are."""
+    emit = floats.ctx.emit
+    t = vec(f"i{floats.bits}", floats.count)
+    bits = [emit.op(f"bitcast {floats.t} {v} to {t}") for v in values]
+    total = bits[0]
+    for value in bits[1:]:
+        total = emit.op(f"xor {t} {total}, {value}")
+    return emit.op(f"bitcast {t} {total} to {floats.t}")
+
+
 def _sqrt(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
-    if _rounding(ins):
-        raise ctx.refuse(ins, "sqrt is known rounded to nearest")
-    return floats.intrinsic("sqrt", values[0])
+    mode = _rounding(ins)
+    return floats.intrinsic("sqrt", values[0]) if mode is None else _directed(ctx, floats, mode).sqrt(values[0])
 
 
 def _rcp(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
-    if _rounding(ins):
-        raise ctx.refuse(ins, "rcp is known rounded to nearest")
-    return floats.op("fdiv", floats.const(1), values[0])
+    mode = _rounding(ins)
+    one = floats.const(1)
+    return floats.op("fdiv", one, values[0]) if mode is None else _directed(ctx, floats, mode).div(one, values[0])
 
 
 def _rsqrt(ctx: Context, ins: Instruction, floats: Floats, values: list[str]) -> str:
@@ -242,7 +236,7 @@ _COMPUTE: dict[str, _Compute] = {
     "mul": _basic("mul"),
     "fma": _fma,
     "mad": _fma,
-    "div": _div,
+    "div": _basic("div"),
     "abs": _unary("fabs"),
     "neg": _neg,
     "min": _min_max("min"),

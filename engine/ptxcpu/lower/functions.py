@@ -22,7 +22,7 @@ def _f64(number: float) -> str:
     return float_literal(struct.unpack("<Q", struct.pack("<d", number))[0], 64)
 
 
-class _Math:
+class Math:
     """Short forms for one float type in n lanes."""
 
     def __init__(self, emit: Emitter, n: int, scalar: str = "float") -> None:
@@ -98,7 +98,7 @@ def f32_to_bf16(emit: Emitter, value: str, n: int, *, truncate: bool = False) ->
 
     In integers, because the processor's own conversion flushes subnormal numbers.
     """
-    m = _Math(emit, n)
+    m = Math(emit, n)
     bits = m.as_int(value)
     if truncate:
         rounded = bits
@@ -111,12 +111,12 @@ def f32_to_bf16(emit: Emitter, value: str, n: int, *, truncate: bool = False) ->
     return emit.op(f"trunc {m.i} {chosen} to {vec('i16', n)}")
 
 
-def flush(emit: Emitter, value: str, n: int) -> str:
-    """Subnormal f32 numbers to zeros of their sign. By integers: a processor flag would leak into what LLVM moves."""
-    m = _Math(emit, n)
+def flush(emit: Emitter, value: str, n: int, scalar: str = "float") -> str:
+    """Subnormal numbers to zeros of their sign. By integers: a processor flag would leak into what LLVM moves."""
+    m = Math(emit, n, scalar)
     bits = m.as_int(value)
-    exponent = m.int("and", bits, m.ki(0x7F800000))
-    sign = m.int("and", bits, m.ki(-0x80000000))
+    exponent = m.int("and", bits, m.ki(0x7F800000 if m.bits == 32 else 0x7FF << 52))
+    sign = m.int("and", bits, m.ki(-(1 << (m.bits - 1))))
     small = m.icmp("eq", exponent, m.ki(0))
     return m.as_float(emit.op(f"select {m.b} {small}, {m.i} {sign}, {m.i} {bits}"))
 
@@ -126,7 +126,7 @@ def flush(emit: Emitter, value: str, n: int) -> str:
 
 def two_sum(emit: Emitter, a: str, b: str, n: int) -> tuple[str, str]:
     """Knuth's two-sum: the f64 sum and its exact rounding error."""
-    m = _Math(emit, n, "double")
+    m = Math(emit, n, "double")
     total = m.f("fadd", a, b)
     virtual = m.f("fsub", total, a)
     error = m.f("fadd", m.f("fsub", a, m.f("fsub", total, virtual)), m.f("fsub", b, virtual))
@@ -137,7 +137,7 @@ def two_sum(emit: Emitter, a: str, b: str, n: int) -> tuple[str, str]:
 
 def round_to_f32(emit: Emitter, total: str, error: str, mode: str, n: int) -> str:
     """total + error rounded to f32 towards zero (rz), down (rm) or up (rp)."""
-    m, s = _Math(emit, n, "double"), _Math(emit, n)
+    m, s = Math(emit, n, "double"), Math(emit, n)
     if mode == "rz":
         down = round_to_f32(emit, total, error, "rm", n)
         up = round_to_f32(emit, total, error, "rp", n)
@@ -162,7 +162,7 @@ def round_to_f32(emit: Emitter, total: str, error: str, mode: str, n: int) -> st
 
 def to_odd(emit: Emitter, total: str, error: str, n: int) -> str:
     """total + error in f64, an inexact sum made odd: rounding it again to a shorter type gives the right result."""
-    m = _Math(emit, n, "double")
+    m = Math(emit, n, "double")
     bits = m.as_int(total)
     inexact = m.cmp("one", error, m.k(0.0))
     even = m.icmp("eq", m.int("and", bits, m.ki(1)), m.ki(0))
@@ -176,7 +176,7 @@ def to_odd(emit: Emitter, total: str, error: str, n: int) -> str:
 
 def f64_to_f32_odd(emit: Emitter, value: str, n: int) -> str:
     """f64 to f32, rounded to odd."""
-    m, s = _Math(emit, n, "double"), _Math(emit, n)
+    m, s = Math(emit, n, "double"), Math(emit, n)
     nearest = emit.op(f"fptrunc {m.t} {value} to {s.t}")
     back = extend(emit, nearest, n)
     error = m.f("fsub", value, back)
@@ -196,7 +196,7 @@ def f64_to_f32_odd(emit: Emitter, value: str, n: int) -> str:
 
 def _power(emit: Emitter, y: str, exponent: str, n: int) -> str:
     """y * 2^exponent in two steps, so that subnormal results come out; exponent is an i32 in [-252, 254]."""
-    m = _Math(emit, n)
+    m = Math(emit, n)
     half = m.int("ashr", exponent, m.ki(1))
     rest = m.int("sub", exponent, half)
     for part in (half, rest):
@@ -207,7 +207,7 @@ def _power(emit: Emitter, y: str, exponent: str, n: int) -> str:
 
 def _ex2(emit: Emitter, x: str, n: int) -> str:
     """2^x: the nearest integer apart, a polynomial of degree 7 for the rest (0.9 ulp)."""
-    m = _Math(emit, n)
+    m = Math(emit, n)
     # Past these the result is infinity or zero whatever the argument; the clamp keeps the integer small.
     high = m.pick(m.cmp("ogt", x, m.k(129.0)), m.k(129.0), x)
     clamped = m.pick(m.cmp("olt", high, m.k(-151.0)), m.k(-151.0), high)
@@ -222,7 +222,7 @@ def _ex2(emit: Emitter, x: str, n: int) -> str:
 
 def _lg2(emit: Emitter, x: str, n: int) -> str:
     """log2 x = e + 2/ln 2 * atanh((m - 1) / (m + 1)) with m in [sqrt 1/2, sqrt 2) (1.5 ulp; near 1 relative too)."""
-    m = _Math(emit, n)
+    m = Math(emit, n)
     tiny = m.cmp("olt", x, m.k(2.0**-126))
     scaled = m.pick(tiny, m.f("fmul", x, m.k(2.0**24)), x)
     bits = m.as_int(scaled)
@@ -244,7 +244,7 @@ def _lg2(emit: Emitter, x: str, n: int) -> str:
 def _sine(shift: int) -> Callable[[Emitter, str, int], str]:
     def emit_sine(emit: Emitter, x: str, n: int) -> str:
         """sin(x + shift * pi/2) in f64 with a two-part pi/2 (exact to f32 rounding for |x| < 2^30)."""
-        m, s = _Math(emit, n, "double"), _Math(emit, n)
+        m, s = Math(emit, n, "double"), Math(emit, n)
         wide = extend(emit, x, n)
         # Infinite arguments give NaN; huge ones are reduced as well as f64 can.
         whole = m.unary("rint", m.f("fmul", wide, m.k(2 / math.pi)))
@@ -268,7 +268,7 @@ def _sine(shift: int) -> Callable[[Emitter, str, int], str]:
 
 def _tanh(emit: Emitter, x: str, n: int) -> str:
     """(1 - t) / (1 + t) with t = e^(-2|x|); an odd polynomial below 1/4 (3 ulp)."""
-    m = _Math(emit, n)
+    m = Math(emit, n)
     size = m.unary("fabs", x)
     t = _ex2(emit, m.f("fmul", size, m.k(-2 / math.log(2))), n)
     large = m.f("fdiv", m.f("fsub", m.k(1.0), t), m.f("fadd", m.k(1.0), t))
