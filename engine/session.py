@@ -149,7 +149,8 @@ def _ended(outcome: Outcome, saver: Saver, start: Snapshot) -> Outcome:
     """Wait for the last save. What the data did wrong is raised once the state before it is safe."""
     save = saver.wait()
     if save is not None and not save.saved:
-        raise StoppedUnsaved(f"step {save.step} could not be saved: {save.error}; {_newest(saver, start)}")
+        why = f"{str(outcome.failure).rstrip('.')}; " if outcome.failure is not None else ""
+        raise StoppedUnsaved(f"{why}step {save.step} could not be saved: {save.error}; {_newest(saver, start)}")
     if outcome.failure is not None:
         raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {_newest(saver, start)}") from outcome.failure
     return outcome

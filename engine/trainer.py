@@ -34,6 +34,10 @@ FINISH_WITHIN = 5.0  # seconds: a stop lets a step that ends sooner than this en
 _PACE = 1.0  # seconds: a micro-batch that takes longer is waited for to its end before the update is queued
 
 
+class _NotFinite(PtxtrainError):
+    """A gradient norm that is not finite. The device has left weights, m and v alone: they are the step before's."""
+
+
 class Result(Protocol):
     """Step k's numbers on their way back."""
 
@@ -141,11 +145,15 @@ class Trainer:
         self._micro_batches = config.batch.sequences // config.batch.micro_batch
 
     def run(self) -> Outcome:
-        """Train. Raises DeviceError, and PtxtrainError on a loss or norm that is not finite, with nothing saved of it."""
+        """Train. Raises DeviceError, and PtxtrainError on a loss that is not finite while the gradient is."""
         sample = None
         feeder = self._feeder()
         try:
             failure = self._steps(feeder)
+        except _NotFinite as error:
+            failure = error
+            self._device.interrupt()  # the micro-batches of a step that will not be
+            self._device.synchronize()
         finally:
             feeder.close()
         finished = self._done >= self._last
@@ -273,7 +281,8 @@ class Trainer:
         seconds = now - max(self._settled, flight.queued)
         self._settled = now
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise PtxtrainError(
+            kind = PtxtrainError if math.isfinite(grad_norm) else _NotFinite
+            raise kind(
                 f"step {flight.number}: the loss is {loss:g} and the gradient norm {grad_norm:g}; stopped, and nothing of "
                 f"this step is kept. Its batch starts at {self._locate(flight.before)}; lower optimizer.lr (now {flight.lr:g}) "
                 "or look at the data"

@@ -27,7 +27,30 @@ def _steps(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "ckpt").iterdir())
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_of_it_is_saved(
+@pytest.mark.parametrize("value", [math.nan, math.inf], ids=str)
+def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_before_saved(
+    value: float, preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole")
+    finish, bad = TrainStep.finish, np.full(1, value, np.float32)
+
+    def poisoning(self: TrainStep, step: int, lr: float) -> Any:
+        if step == 8:
+            self.device.upload(self._stack[0].flat.buffer.view(400, 4), bad)
+        return finish(self, step, lr)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainStep, "finish", poisoning)
+        done = ptxtrain(*argv, "--run", run)
+    assert done.code == 1
+    assert "step 8: the loss is" in done.line and "step 7 is the newest saved" in done.line
+    assert f"{dataset.name}/train-000000.tok, token 896;" in done.line  # 7 steps of 8 sequences of 16 tokens
+    assert ptxtrain("resume", run).digest == whole.digest
+
+
+def test_poisoned_weights_are_never_saved(
     preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = session.initial_weights
@@ -40,8 +63,9 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_nothing_of_it_is_saved(
     monkeypatch.setattr(session, "initial_weights", poisoned)
     run = tmp_path / "run"
     done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
-    assert done.code == 1
-    assert "step 1: the loss is nan" in done.line and f"{dataset.name}/train-000000.tok, token 0" in done.line
+    assert done.code == 3
+    assert done.line.startswith("error: step 1: the loss is nan")
+    assert "step 0 could not be saved: embedding[3] of step 0 is nan; nothing has been saved yet" in done.line
     assert _steps(run) == []
 
 

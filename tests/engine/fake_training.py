@@ -142,11 +142,14 @@ class FakeStep:
         self.log.append(f"finish {step}")
 
         def work() -> None:
-            self.m[:] = 0.9 * self.m + self.gradient
-            self.v[:] = self.v + self.gradient**2
-            self.params[:] -= np.float32(lr) * self.m
-            norm = float(np.sqrt((self.gradient**2).sum()))
-            self.numbers[step] = self.poison.get(step, (float(abs(self.params).sum()), norm))
+            loss, norm = self.poison.get(
+                step, (float(abs(self.params).sum()), float(np.sqrt((self.gradient**2).sum())))
+            )
+            self.numbers[step] = (loss, norm)
+            if np.isfinite(norm):  # as the kernel has it
+                self.m[:] = 0.9 * self.m + self.gradient
+                self.v[:] = self.v + self.gradient**2
+                self.params[:] -= np.float32(lr) * self.m
 
         self.device.put(work)
         return FakeResult(self, step, self.device.record())

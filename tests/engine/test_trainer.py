@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 
 import pytest
@@ -101,15 +102,25 @@ def test_a_resumed_run_stopped_at_once_saves_nothing_again() -> None:
     assert second.saver.saved == []
 
 
-@pytest.mark.parametrize("bad", [(math.nan, 1.0), (1.0, math.inf), (math.inf, math.nan)])
-def test_numbers_that_are_not_finite_end_the_run_and_are_not_saved(bad: tuple[float, float]) -> None:
-    run = Run(cfg=config(save_every=2))
+@pytest.mark.parametrize("bad", [(1.0, math.inf), (math.inf, math.nan), (math.nan, math.nan)])
+def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_before_saved(bad: tuple[float, float]) -> None:
+    run = Run(cfg=config(save_every=2), seconds=0.005)
     run.step.poison[4] = bad
-    with pytest.raises(PtxtrainError, match=r"step 4: .* nothing of this step is kept.*shard.tok, token 48"):
+    outcome = run.run()
+    assert re.search(r"step 4: .* nothing of this step is kept.*shard.tok, token 48", str(outcome.failure))
+    assert not outcome.finished and outcome.snapshot.step == 3
+    assert [saved.step for saved in run.saver.saved] == [2, 3]
+    assert run.step.log[-1] == "save 3" and "finish 5" not in run.step.log
+    assert [line["step"] for line in run.metrics] == [1, 2, 3]
+    assert Run(outcome.snapshot).run().snapshot.digest() == _whole()[0]
+
+
+def test_a_loss_that_is_not_finite_though_its_gradient_is_saves_nothing() -> None:
+    run = Run(cfg=config(save_every=2))
+    run.step.poison[4] = (math.nan, 1.0)
+    with pytest.raises(PtxtrainError, match="step 4: the loss is nan"):
         run.run()
     assert [saved.step for saved in run.saver.saved] == [2]
-    assert run.step.log[-1] == "finish 4"
-    assert [line["step"] for line in run.metrics] == [1, 2, 3]
 
 
 def test_input_that_cannot_be_used_ends_the_run_with_the_last_step_saved() -> None:
