@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 _LOST = (OSError, ValueError)  # ValueError: writing to a closed file
 
 
-def make_view(title: str, steps: int, stream: TextIO | None = None) -> View:
-    """The live panel if `stream` (stderr) is a terminal, else plain lines."""
+def make_view(title: str, start: int, steps: int, stream: TextIO | None = None) -> View:
+    """The live panel if `stream` (stderr) is a terminal, else plain lines. The run goes from behind step `start` to `steps`."""
     stream = stream or sys.stderr
     try:
         terminal = stream.isatty()
@@ -31,7 +31,7 @@ def make_view(title: str, steps: int, stream: TextIO | None = None) -> View:
 
         console = Console(file=cast(TextIO, _Lasting(stream)))
         if not console.is_dumb_terminal:
-            return LiveView(console, title, steps)
+            return LiveView(console, title, start, steps)
     return PlainView(stream)
 
 
@@ -138,11 +138,12 @@ class PlainView(View):
 class LiveView(View):
     """A panel that is redrawn four times a second, below the lines that stay."""
 
-    def __init__(self, console: Console, title: str, steps: int) -> None:
+    def __init__(self, console: Console, title: str, start: int, steps: int) -> None:
         from rich.live import Live
 
         self._console = console
         self._title = title
+        self._start = start
         self._steps = steps
         self._curve = Curve()
         self._report: StepReport | None = None
@@ -212,7 +213,7 @@ class LiveView(View):
         for _ in range(3):
             figures.add_column(no_wrap=True)
         cells = ["loss -", "lr -", "grad norm -", "- tokens/s", "- TFLOP/s", "- left"]
-        finished = 0
+        finished = self._start
         if report is not None:
             finished = report.step
             left = max(report.eta - (time.monotonic() - self._reported), 0.0) if not self._phase else report.eta

@@ -193,7 +193,7 @@ def _train(
     from ptxtrain.engine import session
 
     tokenizer = load_tokenizer(run.info.tokenizer, run.info.tokenizer_sha256)
-    view = make_view(str(run.path), last)
+    view = make_view(str(run.path), start.step, last)
     if isinstance(view, LiveView):
         stop.announce = view.notice
     try:

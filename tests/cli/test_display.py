@@ -104,7 +104,7 @@ def test_a_long_step_says_how_far_it_is() -> None:
 def test_the_panel_shows_everything(width: int) -> None:
     stream = io.StringIO()
     console = Console(file=stream, force_terminal=True, width=width, color_system=None)
-    view = display.LiveView(console, "runs/tiny-1", 300)
+    view = display.LiveView(console, "runs/tiny-1", 2, 300)
     view.history([8.3, 7.0])
     view.step(_report(3, 6.0))
     view.validated(3, 6.2, 8192)
@@ -123,6 +123,12 @@ def test_the_panel_shows_everything(width: int) -> None:
     assert stream.getvalue().endswith("\x1b[?25h"), "the cursor is shown again"
 
 
+def test_a_resumed_run_begins_where_it_stood() -> None:
+    stream = io.StringIO()
+    display.LiveView(Console(file=stream, force_terminal=True, width=90, color_system=None), "runs/x", 7, 9).close()
+    assert "runs/x   step 7 of 9" in stream.getvalue()
+
+
 @pytest.mark.parametrize("terminal", [True, False])
 @pytest.mark.parametrize("good", [0, 1, 5])
 @pytest.mark.filterwarnings("error")
@@ -130,7 +136,7 @@ def test_a_terminal_that_goes_away_ends_the_drawing_only(
     good: int, terminal: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TERM", "xterm")
-    view = display.make_view("runs/x", 10, Lost(good, terminal))
+    view = display.make_view("runs/x", 0, 10, Lost(good, terminal))
     assert isinstance(view, display.LiveView if terminal else display.PlainView)
     view.note("a note")
     view.phase("compiling")
@@ -144,4 +150,4 @@ def test_a_terminal_that_goes_away_ends_the_drawing_only(
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(display.make_view("runs/x", 10, Lost(100, True)), display.PlainView)
+    assert isinstance(display.make_view("runs/x", 0, 10, Lost(100, True)), display.PlainView)
