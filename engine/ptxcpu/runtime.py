@@ -14,14 +14,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
 from ptxtrain.engine.ptxcpu import jit, traps
 from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 
+if TYPE_CHECKING:
+    from ptxtrain.engine.ptxcpu.lower.checks import Checked
+
 
 class Task(ctypes.Structure):
-    """One launch as native code reads it (byte offsets 0, 8, 16, 24, 28, 32, 36, 40)."""
+    """One launch as native code reads it (byte offsets 0, 8, 16, 24, 28, 32, 36, 40, 48)."""
 
     _fields_ = (
         ("run", ctypes.c_void_p),
@@ -32,7 +36,16 @@ class Task(ctypes.Structure):
         ("grid_z", ctypes.c_uint32),
         ("dynamic_shared", ctypes.c_uint32),
         ("blocks", ctypes.c_uint64),
+        ("watch", ctypes.c_void_p),  # a `checked.state.Watch` in checked mode
     )
+
+
+class LaunchFailed(DeviceError):
+    """A launch ended with a status other than 0; `index` is its place in the list."""
+
+    def __init__(self, name: str, index: int, status: int) -> None:
+        super().__init__(traps.describe(name, status))
+        self.index, self.status = index, status
 
 
 class _Sync(ctypes.Structure):
@@ -196,6 +209,7 @@ class Ready:
     run: int  # address
     workspace: int  # bytes for one worker, dynamic shared memory aside
     keep: object
+    checked: Checked | None = None
 
 
 def default_threads() -> int:
@@ -266,7 +280,8 @@ class Pool:
                 self._back.acquire()
             done, failed = int(sync.done), int(sync.failed)
         if failed:
-            raise DeviceError(traps.describe(names[(failed >> 32) - 1], failed & 0xFFFFFFFF))
+            index = (failed >> 32) - 1
+            raise LaunchFailed(names[index], index, failed & 0xFFFFFFFF)
         return done
 
     def stop(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 
-DEADLOCK, TRAPPED = 1, 2
+DEADLOCK, TRAPPED, FOUND = 1, 2, 3  # FOUND: by the checked mode, which knows what
 
 _messages: dict[int, str] = {}
 

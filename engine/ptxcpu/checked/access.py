@@ -1,0 +1,404 @@
+"""The native checks of memory accesses: bounds, alignment, space, initialisation, and races.
+
+Each instruction calls one of `access_uniform` (one address), `access_run` (neighbouring lanes at neighbouring addresses)
+and `access_lanes` (any). All come down to spans: bytes of consecutive lanes. A span is first looked at as a whole, in
+loops over words that LLVM vectorises; where anything is unusual, its lanes are looked at one after another and byte by
+byte, which is exact and says who did what. A span that passes as a whole leaves the same shadow behind.
+
+When two accesses of one byte are in conflict:
+
+- shared memory: by different threads, at least one a write, not both strong, and not ordered by a barrier. Each warp
+  carries the clocks up to which it has seen the others (`Checker.seen`), as barriers, their named and counted forms and
+  `bar.arrive` order them; `bar.warp.sync` orders lanes of a warp. A write of one instruction that leaves what is there
+  (all threads setting the same flag) is no conflict.
+- global memory: by different blocks of a launch. Blocks that have fenced at device scope are taken to synchronise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ptxtrain.engine.ptxcpu.checked import state
+from ptxtrain.engine.ptxcpu.checked.code import Code, Library, Value
+from ptxtrain.engine.ptxcpu.checked.state import Checker, Entry, Records, at
+from ptxtrain.engine.ptxcpu.checked.view import (
+    SITE,
+    View,
+    byte_records,
+    checker_of,
+    field,
+    init_bytes,
+    kind_bit,
+    word_records,
+)
+from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
+
+Report: TypeAlias = Callable[..., None]
+
+
+def define_quick(library: Library, name: str, records: Records) -> None:
+    """`name(chk, warp, site, entry, address, count, who, shift)`: whole words; 1 where a closer look is needed.
+
+    Lane i of the span is `who + i`, its bytes 1 << shift. Nothing is changed where it gives 1.
+    """
+    parameters = ("ptr", "i32", "ptr", "ptr", "i64", "i64", "i64", "i64")
+    with library.function(name, parameters) as (c, (chk, warp, site, entry, address, count, who, shift)):
+        view = View(c, chk, warp, records)
+        kind = c.load("i32", site, SITE["kind"])
+        writes = kind_bit(kind, state.WRITE)
+        writers, readers = (word_records(c, entry, n, address) for n in ("writers", "readers"))
+        init = init_bytes(c, entry, address)
+        words = count >> 2
+        bad = c.var(c.i64(0))
+
+        def note(condition: Value) -> None:
+            bad.set(bad.get() | condition.to("i64"))
+
+        with c.when((kind & (state.READ | state.NO_INIT)).is_(state.READ)), c.count(count) as i:
+            note(c.load("i8", init, i).is_not(state.WRITTEN))
+        with c.when(field(c, chk, "queued").is_not(0)), c.count(count) as i:
+            note(c.load("i8", init, i).is_(state.PENDING_COPY))
+        with c.count(words) as i:
+            note(~view.settled(c.load("i64", writers, i * 8), who + ((i << 2) >> shift)))
+
+        def writing() -> None:
+            with c.count(words) as i:
+                note(~view.settled(c.load("i64", readers, i * 8), who + ((i << 2) >> shift)))
+
+        def reading() -> None:
+            with c.count(words) as i:
+                record = c.load("i64", readers, i * 8)
+                note(view.mixed(record) & view.alive(record))
+
+        c.choose(writes, writing, reading)
+        with c.when(bad.get().is_not(0)):
+            c.give(1)
+        stamp = view.stamp(c.load("i32", site, SITE["index"]), kind_bit(kind, state.STRONG))
+
+        def write() -> None:
+            with c.count(words) as i:
+                c.store(view.stamped(stamp, who + ((i << 2) >> shift)), writers, i * 8)
+            c.fill(init, state.WRITTEN, count)
+
+        def read() -> None:
+            with c.count(words) as i:
+                old = c.load("i64", readers, i * 8)
+                c.store(view.merge(old, who + ((i << 2) >> shift), stamp), readers, i * 8)
+
+        c.choose(writes, write, read)
+
+
+def define_exact(library: Library, name: str, records: Records) -> None:
+    """`name(cta, chk, warp, site, entry, address, count, who, lane)`: one lane's bytes, one by one; 1 if found."""
+    parameters = ("ptr", "ptr", "i32", "ptr", "ptr", "i64", "i64", "i64", "i32")
+    with library.function(name, parameters) as (c, (cta, chk, warp, site, entry, address, count, who, lane)):
+        view = View(c, chk, warp, records)
+        kind = c.load("i32", site, SITE["kind"])
+        reads, writes = kind_bit(kind, state.READ), kind_bit(kind, state.WRITE)
+        strong = kind_bit(kind, state.STRONG)
+
+        def report(what: int, where: Value, other: Value | None = None) -> None:
+            given = (cta, c.i32(what), site, warp, lane, where, other or c.i64(0), count.to("i32"))
+            c.give(c.call("report", *given))
+
+        def record_of(which: str, where: Value) -> Value:
+            whole = c.load("i64", word_records(c, entry, which, where))
+            found = c.var(whole)
+            with c.when(view.mixed(whole)):
+                found.set(c.load("i64", byte_records(c, entry, which, where)))
+            return found.get()
+
+        with c.count(count) as i:
+            where = address + i
+            shadow = c.load("i8", init_bytes(c, entry, where))
+            with c.when(shadow.is_(state.PENDING_COPY)):
+                report(state.PENDING, where)
+            needs = (kind & (state.READ | state.NO_INIT)).is_(state.READ)
+            with c.when(needs & shadow.is_(state.UNWRITTEN)):
+                report(state.UNINITIALISED, where)
+            writer = record_of("writers", where)
+            with c.when(view.conflict(writer, who, strong)):
+                with c.when(reads):
+                    report(state.READ_AFTER_WRITE, where, writer)
+                if view.shared:
+                    _excuse(c, chk, site, view, writer, where, i, lane, report)
+                else:
+                    report(state.WRITE_AFTER_WRITE, where, writer)
+            with c.when(writes):
+                reader = record_of("readers", where)
+                with c.when(view.conflict(reader, who, strong)):
+                    report(state.WRITE_AFTER_READ, where, reader)
+        stamp = view.stamp(c.load("i32", site, SITE["index"]), strong)
+        c.choose(
+            writes,
+            lambda: _put(c, view, entry, "writers", address, count, who, stamp),
+            lambda: _put(c, view, entry, "readers", address, count, who, stamp),
+        )
+        with c.when(writes):
+            c.fill(init_bytes(c, entry, address), state.WRITTEN, count)
+
+
+def _excuse(
+    c: Code, chk: Value, site: Value, view: View, writer: Value, where: Value, i: Value, lane: Value, report: Report
+) -> None:
+    """A write over another thread's write: fine where the same instruction stores the same byte; else it is reported."""
+    values = field(c, chk, "values", "ptr")
+    same_site = view.site(writer).is_(c.load("i32", site, SITE["index"]).to("i64"))
+    harmless = c.var(c.i32(0))
+    with c.when(same_site & values.is_not(c.null())):
+        mine = value_byte(c, site, values, lane.to("i64"), i)
+        addresses = field(c, chk, "addresses", "ptr")
+        other = view.who(writer)
+        in_warp = (other < state.ONE_WARP) & (other >> 5).is_(view.warp)
+        partner = other & 31
+        with c.when(in_warp & addresses.is_not(c.null()) & (partner < lane.to("i64"))):
+            there = c.load("i64", addresses, partner * 8)
+            size = c.load("i32", site, SITE["size"]).to("i64")
+            acts = ((field(c, chk, "mask") >> partner) & 1).is_not(0)
+            with c.when(acts & (where - there < size)):
+                # Both lanes store to this byte now.
+                with c.when(value_byte(c, site, values, partner, where - there).is_not(mine)):
+                    report(state.SAME_STORE, where, partner)
+                harmless.set(1)
+        with c.when(harmless.get().is_(0) & c.load("i8", where.to("ptr")).is_(mine)):
+            harmless.set(1)
+    with c.when(harmless.get().is_(0)):
+        report(state.WRITE_AFTER_WRITE, where, writer)
+
+
+def value_byte(c: Code, site: Value, values: Value, lane: Value, i: Value) -> Value:
+    """Byte i of what a lane stores; values lie element by element, 32 lanes each."""
+    element = c.load("i32", site, SITE["element"]).to("i64")
+    number = c.op("i64", f"udiv i64 {i.name}, {element.name}")
+    return c.load("i8", values, number * element * 32 + lane * element + (i - number * element))
+
+
+def _put(c: Code, view: View, entry: Value, which: str, address: Value, count: Value, who: Value, stamp: Value) -> None:
+    """Enter an access into the records: whole words where it covers them, else byte by byte."""
+    done = c.var(c.i64(0))
+    fresh = view.stamped(stamp, who)
+    mixed = (stamp >> view.records.when_shift << view.records.when_shift) | view.records.mixed
+    is_read = which == "readers"
+    with c.loop(lambda: done.get() < count):
+        where = address + done.get()
+        word = word_records(c, entry, which, where)
+        old = c.load("i64", word)
+        split = view.mixed(old) & view.alive(old)
+        whole = (where & 3).is_(0) & (count - done.get() >= 4)
+        # A writer of a whole word supersedes its bytes' records; a reader must not hide other readers of single bytes.
+        simple = (whole & ~split) if is_read else whole
+
+        def enter_word(word: Value = word, old: Value = old) -> None:
+            c.store(view.merge(old, who, stamp) if is_read else fresh, word)
+            done.set(done.get() + 4)
+
+        def enter_byte(word: Value = word, old: Value = old, where: Value = where) -> None:
+            with c.when(~view.mixed(old)):
+                first = byte_records(c, entry, which, where & ~3)
+                for i in range(4):
+                    c.store(old, first, 8 * i)
+            c.store(mixed, word)
+            place = byte_records(c, entry, which, where)
+            c.store(view.merge(c.load("i64", place), who, stamp) if is_read else fresh, place)
+            done.set(done.get() + 1)
+
+        c.choose(simple, enter_word, enter_byte)
+
+
+def define_single(library: Library) -> None:
+    """`single(cta, chk, warp, site, address, count, who, lane)`: one lane's access, wherever it goes; 1 if found."""
+    parameters = ("ptr", "ptr", "i32", "ptr", "i64", "i64", "i64", "i32")
+    with library.function("single", parameters) as (c, (cta, chk, warp, site, address, count, who, lane)):
+
+        def report(what: int) -> None:
+            given = (cta, c.i32(what), site, warp, lane, address, c.i64(0), count.to("i32"))
+            c.give(c.call("report", *given))
+
+        align = c.load("i32", site, SITE["align"]).to("i64")
+        thread = (warp << 5) + lane
+        found = c.call("resolve", cta, chk, site, address, count, thread)
+        with c.when(found.is_(0)):
+            report(state.BOUNDS)
+        with c.when((address & (align - 1)).is_not(0)):
+            report(state.MISALIGNED)
+        entry = found.to("ptr")
+        flags = c.load("i64", entry, at(Entry, "flags"))
+        kind, space = c.load("i32", site, SITE["kind"]), c.load("i32", site, SITE["space"])
+        with c.when(kind_bit(kind, state.WRITE) & (flags & state.WRITABLE).is_(0)):
+            report(state.READ_ONLY)
+        is_const = (flags & state.IS_CONST).is_not(0)
+        with c.when((space.is_(state.CONST) & ~is_const) | (space.is_(state.GLOBAL) & is_const)):
+            report(state.WRONG_SPACE)
+        with c.when((flags & state.IS_LOCAL).is_not(0)):
+            c.give(0)
+        given = (cta, chk, warp, site, entry, address, count, who, lane)
+        with c.when((flags & state.IS_SHARED).is_not(0)):
+            c.give(c.call("exact_shared", *given))
+        c.give(c.call("exact_global", *given))
+
+
+def define_span(library: Library) -> None:
+    """`span(cta, chk, warp, site, address, count, lane, who, step)`: consecutive lanes' bytes; 1 if found.
+
+    The lanes from `lane` on have 1 << shift bytes each (the site's), and are `who`, `who + step`, …; step is 0 or 1.
+    """
+    parameters = ("ptr", "ptr", "i32", "ptr", "i64", "i64", "i32", "i64", "i64")
+    with library.function("span", parameters) as (c, (cta, chk, warp, site, address, count, lane, who, step)):
+        align = c.load("i32", site, SITE["align"]).to("i64")
+        kind, space = c.load("i32", site, SITE["kind"]), c.load("i32", site, SITE["space"])
+        shift = c.load("i32", site, SITE["shift"]).to("i64")
+        found = c.call("resolve", cta, chk, site, address, count, (warp << 5) + lane)
+        with c.when(found.is_not(0) & (address & (align - 1)).is_(0)):
+            entry = found.to("ptr")
+            flags = c.load("i64", entry, at(Entry, "flags"))
+            is_const = (flags & state.IS_CONST).is_not(0)
+            wrong = (space.is_(state.CONST) & ~is_const) | (space.is_(state.GLOBAL) & is_const)
+            refused = kind_bit(kind, state.WRITE) & (flags & state.WRITABLE).is_(0)
+            with c.when(~(wrong | refused)):
+                with c.when((flags & state.IS_LOCAL).is_not(0)):
+                    c.give(0)
+                with c.when((flags & state.IS_SHARED).is_not(0)):
+                    whole = ((address | count) & 3).is_(0) & ((shift >= 2) | step.is_(0))
+                    with c.when(whole):
+                        per_who = step.is_(0).pick(c.i64(63), shift)
+                        given = (chk, warp, site, entry, address, count, who, per_who)
+                        with c.when(c.call("quick_shared", *given).is_(0)):
+                            c.give(0)
+                with c.when((flags & state.IS_SHARED).is_(0)):
+                    _global_span(c, cta, chk, warp, site, entry, address, count, lane, shift)
+        # Something is unusual: lane by lane.
+        size = c.either("umin", count, c.load("i32", site, SITE["size"]).to("i64"))
+        done = c.var(c.i64(0))
+        with c.loop(lambda: done.get() < count):
+            number = done.get() >> shift
+            given = (
+                *(cta, chk, warp, site, address + done.get(), size),
+                *(who + number * step, lane + number.to("i32")),
+            )
+            with c.when(c.call("single", *given).is_not(0)):
+                c.give(1)
+            done.set(done.get() + size)
+
+
+def _global_span(
+    c: Code, cta: Value, chk: Value, warp: Value, site: Value, entry: Value, address: Value, count: Value, lane: Value,
+    shift: Value,
+) -> None:  # fmt: skip
+    """The words of a span as a whole, its ragged ends byte by byte."""
+    first, last = (address + 3) & ~3, (address + count) & ~3
+    zero = c.i64(0)
+    with c.when(first < last):
+        given = (chk, warp, site, entry, first, last - first, zero, c.i64(63))
+        with c.when(c.call("quick_global", *given).is_(0)):
+            for start, end in ((address, first), (last, address + count)):
+                with c.when(start < end):
+                    at_lane = lane + ((start - address) >> shift).to("i32")
+                    ends = (cta, chk, warp, site, entry, start, end - start, zero, at_lane)
+                    with c.when(c.call("exact_global", *ends).is_not(0)):
+                        c.give(1)
+            c.give(0)
+
+
+def _forget(c: Code, chk: Value, addresses: Value, values: Value, mask: Value) -> None:
+    c.store(addresses, chk, at(Checker, "addresses"))
+    c.store(values, chk, at(Checker, "values"))
+    c.store(mask.to("i64"), chk, at(Checker, "mask"))
+
+
+def define_uniform(library: Library) -> None:
+    """`access_uniform(cta, warp, address, mask, site, values)`: all lanes at one address."""
+    parameters = ("ptr", "i32", "i64", "i32", "ptr", "ptr")
+    with library.function("access_uniform", parameters, external=True) as (c, arguments):
+        cta, warp, address, mask, site, values = arguments
+        chk = checker_of(c, cta)
+        _forget(c, chk, c.null(), values, mask)
+        size = c.load("i32", site, SITE["size"]).to("i64")
+        kind = c.load("i32", site, SITE["kind"])
+        last = (c.i32(31) - c.leading_zeros(mask)) & 31
+        first = c.trailing_zeros(mask) & 31
+        alone = last.is_(first)
+        only_writes = (kind & (state.READ | state.WRITE)).is_(state.WRITE)
+        with c.when(only_writes & ~alone & values.is_not(c.null())):
+            inside = address - c.load("i64", cta, FIELDS["shared"])
+            shared = c.load("i32", site, SITE["space"]).is_(state.SHARED)
+            with c.when(shared | (inside < c.load("i32", cta, FIELDS["shared.bytes"]).to("i64"))):
+                _compare_values(c, cta, warp, address, mask, site, values, size, last)
+        own = (warp.to("i64") << 5) + last.to("i64")
+        who = (alone | only_writes).pick(own, warp.to("i64") + state.ONE_WARP)
+        lane = only_writes.pick(last, first)
+        c.give(c.call("span", cta, chk, warp, site, address, size, lane, who, c.i64(0)))
+
+
+def _compare_values(
+    c: Code, cta: Value, warp: Value, address: Value, mask: Value, site: Value, values: Value, size: Value, last: Value
+) -> None:
+    """Lanes that store to one address must store one value."""
+    left = c.var(mask)
+    with c.loop(lambda: left.get().is_not(0)):
+        lane = c.trailing_zeros(left.get())
+        left.set(left.get() & (left.get() - 1))
+        with c.count(size) as i:
+            mine = value_byte(c, site, values, lane.to("i64"), i)
+            theirs = value_byte(c, site, values, last.to("i64"), i)
+            with c.when(mine.is_not(theirs)):
+                given = (cta, c.i32(state.SAME_STORE), site, warp, lane, address, last.to("i64"), size.to("i32"))
+                c.give(c.call("report", *given))
+
+
+def define_run(library: Library) -> None:
+    """`access_run(cta, warp, address, mask, site, values)`: lane l at address + l * size."""
+    parameters = ("ptr", "i32", "i64", "i32", "ptr", "ptr")
+    with library.function("access_run", parameters, external=True) as (c, arguments):
+        cta, warp, address, mask, site, values = arguments
+        chk = checker_of(c, cta)
+        _forget(c, chk, c.null(), values, mask)
+        shift = c.load("i32", site, SITE["shift"]).to("i64")
+        first_thread = warp.to("i64") << 5
+        left = c.var(mask.to("i64"))
+        with c.loop(lambda: left.get().is_not(0)):
+            start = c.trailing_zeros(left.get())
+            length = c.trailing_zeros(~(left.get() >> start))
+            given = (
+                *(cta, chk, warp, site, address + (start << shift), length << shift),
+                *(start.to("i32"), first_thread + start, c.i64(1)),
+            )
+            with c.when(c.call("span", *given).is_not(0)):
+                c.give(1)
+            left.set(left.get() & ~(((c.i64(1) << length) - 1) << start))
+
+
+def define_lanes(library: Library) -> None:
+    """`access_lanes(cta, warp, addresses, mask, site, values)`: 32 addresses in memory, joined to spans where they can be."""
+    parameters = ("ptr", "i32", "ptr", "i32", "ptr", "ptr")
+    with library.function("access_lanes", parameters, external=True) as (c, arguments):
+        cta, warp, addresses, mask, site, values = arguments
+        chk = checker_of(c, cta)
+        _forget(c, chk, addresses, values, mask)
+        size = c.load("i32", site, SITE["size"]).to("i64")
+        kind = c.load("i32", site, SITE["kind"])
+        together = kind_bit(kind, state.COLLECTIVE)
+        step = together.pick(c.i64(0), c.i64(1))
+        left = c.var(mask.to("i64"))
+        with c.loop(lambda: left.get().is_not(0)):
+            start = c.trailing_zeros(left.get())
+            address = c.load("i64", addresses, start * 8)
+            length = c.var(c.i64(1))
+
+            def goes_on(start: Value = start, address: Value = address) -> Value:
+                following = start + length.get()
+                acts = ((left.get() >> following) & 1).is_not(0) & (following < 32)
+                index = acts.pick(following, start)
+                return acts & c.load("i64", addresses, index * 8).is_(address + length.get() * size)
+
+            with c.loop(goes_on):
+                length.set(length.get() + 1)
+            own = (warp.to("i64") << 5) + start
+            who = together.pick(warp.to("i64") + state.ONE_WARP, own)
+            given = (
+                *(cta, chk, warp, site, address, length.get() * size),
+                *(start.to("i32"), who, step),
+            )
+            with c.when(c.call("span", *given).is_not(0)):
+                c.give(1)
+            left.set(left.get() & ~(((c.i64(1) << length.get()) - 1) << start))

@@ -1,0 +1,444 @@
+"""The checked mode's part of lowering: calls of the native checks before accesses, barriers and warp collectives.
+
+A check that finds something has put down what (see `checked.state.Finding`) and set the block's status; the warp then
+ends. Everything else of the kernel is lowered as always, so the results are the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ptxtrain.engine.ptxcpu.checked import state
+from ptxtrain.engine.ptxcpu.lower import warp
+from ptxtrain.engine.ptxcpu.lower.context import Context
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, vec
+from ptxtrain.engine.ptxcpu.lower.memory import lane_pointers, place_of, space_of
+from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
+from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Address, Imm, Instruction, Operand, Reg, Symbol, Variable, Vector
+
+GAP, LOCAL_GAP = 1024, 64  # bytes that nobody owns behind a variable
+_STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
+_WHOLE_WARP = frozenset({"mma", "wmma", "ldmatrix", "stmatrix"})
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A place in a kernel where something is checked."""
+
+    ins: Instruction
+    size: int  # bytes of a lane's access
+    kind: int
+    space: str
+
+
+@dataclass(slots=True)
+class Checked:
+    """What a kernel's findings are described with, and what its launches are checked against."""
+
+    warps: int
+    threads: int
+    block: tuple[int, int, int]
+    sites: list[Site]
+    shared: list[tuple[int, int, str]]  # start, end and name of each shared variable
+    shared_bytes: int  # static ones, gaps included
+    dynamic_at: int | None  # where dynamic shared memory starts
+    local: list[tuple[int, int, str]]
+    local_bytes: int  # of one lane
+
+
+def ranges(offsets: dict[str, int], variables: dict[str, Variable]) -> list[tuple[int, int, str]]:
+    """Start, end and name of variables with a size."""
+    return [(at, at + variables[name].nbytes, name) for name, at in offsets.items() if variables[name].nbytes]
+
+
+class Checks:
+    """Emits the checks of one kernel."""
+
+    def __init__(self, ctx: Context, alive: Callable[[], str | None]) -> None:
+        """`alive` gives the lanes of the warp that have not left, as an i32; None: all, known when compiling."""
+        self.ctx, self.alive = ctx, alive
+        self.sites: list[Site] = []
+        self._globals: list[str] = []
+        self._slots: dict[str, str] = {}
+
+    # What goes beside the kernel
+
+    def head(self) -> list[str]:
+        """Instructions at the start of a warp."""
+        return [f"  %checker.at = getelementptr i8, ptr %cta, i64 {FIELDS['checker']}"]
+
+    def definitions(self) -> str:
+        """Globals, and the functions that the block loop calls."""
+        watch = {name: state.at(state.Watch, name) for name, *_ in state.Watch._fields_}
+        return f"""
+{chr(10).join(self._globals)}
+define internal void @checked.start(ptr %cta, ptr %task, i64 %first) {{
+  %watch.p = getelementptr i8, ptr %task, i64 48
+  %watch = load ptr, ptr %watch.p
+  %checker = load ptr, ptr %watch
+  %at = getelementptr i8, ptr %cta, i64 {FIELDS["checker"]}
+  store ptr %checker, ptr %at
+  %own = getelementptr i8, ptr %checker, i64 {state.at(state.Checker, "watch")}
+  store ptr %watch, ptr %own
+  %new = icmp eq i64 %first, 0
+  br i1 %new, label %launch, label %done
+launch:
+{_function("launch_start", "%checker")}
+  %r = call i32 %launch_start(ptr %cta)
+  br label %done
+done:
+  ret void
+}}
+define internal i64 @checked.block(ptr %cta, i64 %b) {{
+{_watch()}
+{_load("blocks", "i64", watch["blocks"])}
+{_load("factor", "i64", watch["block_factor"])}
+{_load("offset", "i64", watch["block_offset"])}
+  %scaled = mul i64 %b, %factor
+  %moved = add i64 %scaled, %offset
+  %block = urem i64 %moved, %blocks
+{_function("block_start", "%checker")}
+  %r = call i32 %block_start(ptr %cta, i64 %block)
+  ret i64 %block
+}}
+define internal i32 @checked.warp(ptr %cta, i32 %w) {{
+{_watch()}
+{_load("warps", "i32", watch["warps"])}
+{_load("factor", "i32", watch["warp_factor"])}
+{_load("offset", "i32", watch["warp_offset"])}
+{_load("stir", "i32", watch["warp_stir"])}
+  %block.p = getelementptr i8, ptr %checker, i64 {state.at(state.Checker, "block")}
+  %block = load i64, ptr %block.p
+  %block32 = trunc i64 %block to i32
+  %scaled = mul i32 %w, %factor
+  %stirred = mul i32 %block32, %stir
+  %stirred.m = urem i32 %stirred, %warps
+  %moved = add i32 %scaled, %offset
+  %all = add i32 %moved, %stirred.m
+  %warp = urem i32 %all, %warps
+  ret i32 %warp
+}}
+{_shim("arrive", "i32 %number, i32 %warp")}
+{_shim("release", "i32 %number")}
+{_shim("leave", "i32 %warp")}"""
+
+    # Sites and calls
+
+    def site(self, ins: Instruction, *, size: int = 1, element: int = 1, kind: int = 0, space: str = "generic") -> str:
+        """A new site's global."""
+        index = len(self.sites)
+        self.sites.append(Site(ins, size, kind, space))
+        shift = size.bit_length() - 1
+        words = (index, size, kind, state.SPACES[space], 0, element, shift, size)
+        name = f"@site.{index}"
+        self._globals.append(f"{name} = internal global [8 x i32] [{', '.join(f'i32 {w}' for w in words)}]")
+        return name
+
+    def _run(self, name: str, arguments: Sequence[tuple[str, str]]) -> None:
+        """Call a native check; the warp ends if it finds something."""
+        emit = self.ctx.emit
+        checker = emit.op("load ptr, ptr %checker.at")
+        at = emit.op(f"getelementptr i8, ptr {checker}, i64 {8 * state.FUNCTIONS.index(name)}")
+        function = emit.op(f"load ptr, ptr {at}")
+        given = ", ".join(f"{t} {v}" for t, v in (("ptr", "%cta"), *arguments))
+        found = emit.op(f"icmp ne i32 {emit.op(f'call i32 {function}({given})')}, 0")
+        well = emit.label("well")
+        emit.branch(found, "finish", well)
+        emit.start(well)
+
+    def _slot(self, what: str, nbytes: int) -> str:
+        """Scratch memory of the kernel's own."""
+        key = f"{what}.{nbytes}"
+        if key not in self._slots:
+            self._slots[key] = self.ctx.emit.alloca(f"[{nbytes} x i8], align 64", what)
+        return self._slots[key]
+
+    def _here(self) -> str:
+        mask = self.ctx.lane_mask()
+        return self.ctx.mask_bits(mask) if mask else "-1"
+
+    def _alive(self) -> str:
+        return self.alive() or "-1"
+
+    def _all_here(self) -> bool:
+        """Whether every lane of the warp is known to be here."""
+        return self.ctx.live is None and self.ctx.guard_mask is None
+
+    # Instructions
+
+    def before(self, ins: Instruction) -> bool:
+        """The checks of an instruction that is about to be lowered; True: it is lowered here altogether."""
+        match ins.opcode:
+            case "ld" | "ldu":
+                self._load(ins)
+            case "st":
+                self._store(ins)
+            case "atom" | "red":
+                self._atomic(ins)
+            case "bar" | "barrier":
+                self._barrier(ins)
+            case "membar" | "fence":
+                self._fence(ins)
+            case "shfl":
+                self._shuffle(ins)
+            case "vote" | "match" | "redux" | "elect" if ins.has("sync"):
+                position = 1 if ins.opcode == "elect" else 2
+                self._members(ins, ins.operands[position], self.site(ins))
+            case "cp" if ins.has("async"):
+                return self._copy(ins)
+            case _ if ins.opcode in _WHOLE_WARP:
+                self._matrix(ins)
+        return False
+
+    def _order(self, ins: Instruction) -> None:
+        """An access that orders others, as a fence does."""
+        if ins.has("acquire", "release", "acq_rel", "sc"):
+            self._fence(ins)
+
+    def _fence(self, ins: Instruction) -> None:
+        if ins.has("proxy"):
+            return
+        self._run("fence", [("i32", "%warp"), ("i32", "0" if ins.has("cta") else "1")])
+
+    def _load(self, ins: Instruction) -> None:
+        space = space_of(ins)
+        if space == "param":
+            return
+        self._order(ins)
+        count = _count(ins)
+        element = TYPE_BITS[ins.types[-1]] // 8
+        kind = state.READ | (state.STRONG if ins.has(*_STRONG) else 0)
+        self._access(ins, ins.operands[1], space, element * count, element, kind)
+
+    def _store(self, ins: Instruction) -> None:
+        space = space_of(ins)
+        if space in ("param", "const"):
+            return
+        self._order(ins)
+        value = ins.operands[1]
+        values: list[Operand] = list(value.elements) if isinstance(value, Vector) else [value]
+        bits = TYPE_BITS[ins.types[-1]]
+        kind = state.WRITE | (state.STRONG if ins.has(*_STRONG) else 0)
+        kept = "null" if space in ("global", "local") else self._values(values, bits)
+        self._access(ins, ins.operands[0], space, bits // 8 * len(values), bits // 8, kind, kept)
+
+    def _values(self, values: list[Operand], bits: int) -> str:
+        """What the lanes store, in memory: element by element."""
+        ctx, emit = self.ctx, self.ctx.emit
+        slot = self._slot("values", 512 if bits * len(values) <= 128 else 1024)
+        for i, value in enumerate(values):
+            lanes = ctx.get(value, f"i{bits}", LANES)
+            at = emit.op(f"getelementptr i8, ptr {slot}, i64 {i * bits // 8 * LANES}")
+            emit.do(f"store {vec(f'i{bits}', LANES)} {lanes}, ptr {at}, align {bits // 8}")
+        return slot
+
+    def _atomic(self, ins: Instruction) -> None:
+        self._order(ins)
+        size = TYPE_BITS[ins.types[-1]] // 8
+        kind = state.READ | state.WRITE | state.STRONG | (state.NO_INIT if ins.has("exch") else 0)
+        address = ins.operands[1 if ins.opcode == "atom" else 0]
+        self._access(ins, address, space_of(ins), size * _count(ins), size, kind)
+
+    def _access(
+        self, ins: Instruction, address: Operand, space: str, size: int, element: int, kind: int, values: str = "null"
+    ) -> None:
+        ctx, emit = self.ctx, self.ctx.emit
+        if space == "generic" and isinstance(address, Address) and isinstance(address.base, Symbol):
+            space = ctx.symbols[address.base.name]()[0] or space
+        place = place_of(ctx, ins, address, space_of(ins))
+        site = self.site(ins, size=size, element=element, kind=kind, space=space)
+        last = (("i32", self._here()), ("ptr", site), ("ptr", values))
+        single = place.scalar
+        name = "access_uniform"
+        if single is None and place.base is not None and place.stride == size and not place.loose:
+            single, name = place.base, "access_run"
+        if single is not None:
+            at = emit.op(f"ptrtoint ptr {single} to i64")
+            self._run(name, (("i32", "%warp"), ("i64", at), *last))
+            return
+        assert place.lanes is not None
+        self._run("access_lanes", (("i32", "%warp"), ("ptr", self._addresses(place.lanes)), *last))
+
+    def _addresses(self, pointers: str, what: str = "addresses") -> str:
+        slot = self._slot(what, 256)
+        self.ctx.emit.do(f"store <32 x ptr> {pointers}, ptr {slot}, align 64")
+        return slot
+
+    def lanes(self, ins: Instruction, pointers: str, size: int, *, write: bool) -> None:
+        """An access of `size` bytes by each lane, at addresses that the lowering made."""
+        kind = state.COLLECTIVE | (state.WRITE if write else state.READ)
+        site = self.site(ins, size=size, element=size, kind=kind, space=space_of(ins))
+        last = (("i32", self._here()), ("ptr", site), ("ptr", "null"))
+        self._run("access_lanes", (("i32", "%warp"), ("ptr", self._addresses(pointers)), *last))
+
+    def _matrix(self, ins: Instruction) -> None:
+        if not self._all_here():
+            self._run("whole_warp", [("i32", "%warp"), ("i32", self._here()), ("ptr", self.site(ins))])
+        if ins.opcode not in ("ldmatrix", "stmatrix"):
+            return
+        writes = ins.opcode == "stmatrix"
+        count = next((int(m[1:]) for m in ins.modifiers if m in ("x1", "x2", "x4")), 1)
+        address = ins.operands[0 if writes else 1]
+        pointers = lane_pointers(self.ctx, ins, address, space_of(ins))
+        kind = state.COLLECTIVE | (state.WRITE if writes else state.READ)
+        site = self.site(ins, size=16, element=16, kind=kind, space=space_of(ins))
+        rows = str((1 << 8 * count) - 1 if count < 4 else -1)
+        last = (("i32", rows), ("ptr", site), ("ptr", "null"))
+        self._run("access_lanes", (("i32", "%warp"), ("ptr", self._addresses(pointers)), *last))
+
+    # Barriers and warp collectives
+
+    def _barrier(self, ins: Instruction) -> None:
+        ctx = self.ctx
+        if ins.has("warp"):
+            site = self.site(ins)
+            members = self._member_mask(ins.operands[0])
+            self._run("warp_barrier", self._warp_arguments(members, site))
+            return
+        numbers = [o for o in ins.operands if isinstance(o, Reg | Imm) and not _is_predicate(o)]
+        start = 1 if ins.has("red") else 0
+        if len(numbers) <= start or not all(ctx.info(o).uniform for o in numbers[start : start + 2]):
+            return
+        number = ctx.get(numbers[start], "i32", 1)
+        count = ctx.get(numbers[start + 1], "i32", 1) if len(numbers) > start + 1 else "0"
+        self._run(
+            "barrier",
+            [
+                *(("i32", "%warp"), ("i32", self._here()), ("i32", self._alive())),
+                *(("i32", number), ("i32", count), ("ptr", self.site(ins))),
+            ],
+        )
+
+    def _warp_arguments(self, members: str, site: str) -> list[tuple[str, str]]:
+        return [("i32", "%warp"), ("i32", self._here()), ("i32", members), ("i32", self._alive()), ("ptr", site)]
+
+    def _member_mask(self, mask: Operand) -> str:
+        ctx = self.ctx
+        return ctx.get(mask, "i32", 1) if ctx.info(mask).uniform else warp._first_lane(ctx, mask)
+
+    def _members(self, ins: Instruction, mask: Operand, site: str) -> None:
+        info = self.ctx.info(mask)
+        if self._all_here() and info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF:
+            return
+        self._run("members", self._warp_arguments(self._member_mask(mask), site))
+
+    def _shuffle(self, ins: Instruction) -> None:
+        """Each lane that takes another's value must find that lane here, and in the mask."""
+        ctx, emit = self.ctx, self.ctx.emit
+        mask = ins.operands[4] if len(ins.operands) > 4 else Imm(-1, "int")
+        info = ctx.info(mask)
+        everyone = info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF
+        if self._all_here() and everyone:
+            return
+        site = self.site(ins)
+        self._members(ins, mask, site)
+        mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
+        b, c = ins.operands[2:4]
+        here = self._here()
+        active = emit.op(f"and i32 {here}, {self._member_mask(mask)}")
+        known = [ctx.info(o) for o in (b, c)]
+        if all(k.uniform and k.const is not None for k in known):
+            order, inside = warp._known_sources(mode, (known[0].const or 0) % 32, known[1].const or 0)
+            source = "<" + ", ".join(f"i32 {s}" for s in order) + ">"
+            ok = "<" + ", ".join(f"i1 {'true' if i else 'false'}" for i in inside) + ">"
+        else:
+            source, ok = warp._sources(ctx, mode, b, c)
+        spread = emit.broadcast("i32", active)
+        bit = emit.op(f"and <32 x i32> {emit.op(f'lshr <32 x i32> {spread}, {source}')}, splat (i32 1)")
+        absent = emit.op(f"and <32 x i1> {emit.op(f'icmp eq <32 x i32> {bit}, zeroinitializer')}, {ok}")
+        bad = emit.op(f"and i32 {ctx.mask_bits(absent)}, {here}")
+        yes, well = emit.label("inactive"), emit.label("well")
+        emit.branch(emit.op(f"icmp ne i32 {bad}, 0"), yes, well)
+        emit.start(yes)
+        first = emit.op(f"and i32 {emit.call('llvm.cttz.i32', 'i32', ('i32', bad), ('i1', 'false'))}, 31")
+        taken = emit.op(f"zext i32 {emit.op(f'extractelement <32 x i32> {source}, i32 {first}')} to i64")
+        self._run(
+            "fail",
+            [
+                *(("i32", "%warp"), ("i32", str(state.INACTIVE_SOURCE)), ("i32", bad)),
+                *(("ptr", site), ("i64", taken)),
+            ],
+        )
+        emit.jump(well)
+        emit.start(well)
+
+    def turn(self, ins: Instruction) -> None:
+        """Another round of a loop."""
+        self._run("turn", [("i32", "%warp"), ("i32", self._here()), ("ptr", self.site(ins))])
+
+    # cp.async
+
+    def _copy(self, ins: Instruction) -> bool:
+        if ins.has("bulk", "mbarrier"):
+            return False
+        ctx, emit = self.ctx, self.ctx.emit
+        if ins.has("commit_group"):
+            self._run("copy_commit", [("i32", "%warp"), ("i32", self._here())])
+            return True
+        if ins.has("wait_group", "wait_all"):
+            groups = ctx.get(ins.operands[0], "i32", 1) if ins.operands else "-1"
+            self._run("copy_wait", [("i32", "%warp"), ("i32", self._here()), ("i32", groups)])
+            return True
+        size = ins.operands[2]
+        if not isinstance(size, Imm) or size.value not in (4, 8, 16):
+            return False
+        bytes_ = size.value
+        target = self._addresses(lane_pointers(ctx, ins, ins.operands[0], "shared"))
+        source = self._addresses(lane_pointers(ctx, ins, ins.operands[1], "global"), "sources")
+        extra = next((o for o in ins.operands[3:] if not (isinstance(o, Reg) and o.type.endswith("64"))), None)
+        counts = "null"
+        if extra is not None:
+            if isinstance(extra, Reg) and extra.type == "pred":
+                ignored = ctx.get(extra, "i1", LANES)
+                full = f"splat (i32 {bytes_})"
+                lanes = emit.select("i32", LANES, ignored, "zeroinitializer", full)
+            else:
+                lanes = ctx.get(extra, "i32", LANES)
+            counts = self._slot("counts", 128)
+            emit.do(f"store <32 x i32> {lanes}, ptr {counts}, align 64")
+        from_site = self.site(ins, size=bytes_, element=bytes_, kind=state.READ, space="global")
+        to_site = self.site(ins, size=bytes_, element=bytes_, kind=state.WRITE, space="shared")
+        self._run(
+            "copy_issue",
+            [
+                *(("i32", "%warp"), ("ptr", target), ("ptr", source), ("i32", self._here())),
+                *(("ptr", counts), ("ptr", from_site), ("ptr", to_site)),
+            ],
+        )
+        return True
+
+
+def _is_predicate(operand: Operand) -> bool:
+    return isinstance(operand, Reg) and operand.type == "pred"
+
+
+def _count(ins: Instruction) -> int:
+    return next((int(m[1:]) for m in ins.modifiers if m in ("v2", "v4", "v8")), 1)
+
+
+def _watch() -> str:
+    return f"""  %checker.p = getelementptr i8, ptr %cta, i64 {FIELDS["checker"]}
+  %checker = load ptr, ptr %checker.p
+  %watch.p = getelementptr i8, ptr %checker, i64 {state.at(state.Checker, "watch")}
+  %watch = load ptr, ptr %watch.p"""
+
+
+def _load(name: str, type_: str, offset: int) -> str:
+    return f"  %{name}.p = getelementptr i8, ptr %watch, i64 {offset}\n  %{name} = load {type_}, ptr %{name}.p"
+
+
+def _function(name: str, checker: str) -> str:
+    index = state.FUNCTIONS.index(name)
+    return f"  %{name}.p = getelementptr i8, ptr {checker}, i64 {8 * index}\n  %{name} = load ptr, ptr %{name}.p"
+
+
+def _shim(name: str, parameters: str) -> str:
+    """`@checked.NAME`, for the code around the kernel."""
+    return f"""define internal void @checked.{name}(ptr %cta, {parameters}) {{
+  %checker.p = getelementptr i8, ptr %cta, i64 {FIELDS["checker"]}
+  %checker = load ptr, ptr %checker.p
+{_function(name, "%checker")}
+  %r = call i32 %{name}(ptr %cta, {parameters})
+  ret void
+}}"""
