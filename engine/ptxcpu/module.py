@@ -22,6 +22,7 @@ from ptxtrain.engine.ptxcpu.runtime import Memory, Pool, Ready, Task, default_th
 from ptxtrain.engine.ptxcpu.tree import Function, Module, PtxError, Span, Variable
 
 Dim3 = tuple[int, int, int]
+MAX_THREADS = 1024  # of a block
 MAX_SHARED = 227 << 10  # bytes; what the largest GPUs allow a block
 
 
@@ -75,6 +76,8 @@ class LoadedModule:
     def _compile(self, function: Function, block: Dim3) -> Ready:
         if function.reqntid is not None and function.reqntid != block:
             raise PtxtrainError(f"{function.name} requires blocks of {function.reqntid}, got {block}")
+        if min(block) < 1 or block[0] * block[1] * block[2] > MAX_THREADS:
+            raise PtxtrainError(f"{function.name}: block {block} is outside 1 to {MAX_THREADS} threads")
         lowered = lower_entry(self.tree, function, block)
         native = jit.load(lowered.ir, (RUN,))
         frame = (native.frame_bytes + ALIGN - 1) // ALIGN * ALIGN

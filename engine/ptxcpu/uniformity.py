@@ -320,8 +320,11 @@ class Analysis:
         if not self.guard_is_uniform(ins.guard):
             return VARYING
         op = ins.opcode
-        if op in ("vote", "activemask", "redux", "bar", "barrier"):
+        if op in ("activemask", "bar", "barrier", "createpolicy"):
             return UNIFORM
+        if op in ("vote", "redux"):
+            # Lanes with different member masks are different groups, each with its own result.
+            return UNIFORM if not ins.has("sync") or self.of(ins.operands[2]).uniform else VARYING
         if op in ("shfl", "match", "atom", "mma", "wmma", "ldmatrix", "call", "elect"):
             return VARYING
         if op == "ld" and ins.has("local"):

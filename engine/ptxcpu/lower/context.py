@@ -75,7 +75,8 @@ class Context:
         self.masked = False  # inside a region
         self.guard_mask: str | None = None  # the lanes that a varying guard lets through
         self.straight: str | None = None  # the slot of the flag that no loose form has needed its correction
-        self.has_barrier = False
+        self.has_barrier = False  # some instruction suspends the warp
+        self.has_reduction = False  # bar.red
         self.helpers: dict[str, str] = {}  # definitions of functions that the kernel calls
         self.fragments: dict[str, tuple[int, int]] = {}  # registers of matrix operands -> (fragment, position)
         self.uses_dot = False  # whether the processor's own bf16 products may be used

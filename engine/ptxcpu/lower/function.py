@@ -34,8 +34,11 @@ from ptxtrain.engine.ptxcpu.lower.mma import MATRIX, allocate_fragments, place_f
 from ptxtrain.engine.ptxcpu.lower.warp import (
     lower_activemask,
     lower_barrier,
+    lower_elect,
     lower_fence,
     lower_match,
+    lower_nothing,
+    lower_policy,
     lower_redux,
     lower_shfl,
     lower_vote,
@@ -46,6 +49,10 @@ from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 from ptxtrain.engine.ptxcpu.webs import split_webs
 
 RUN = "run"  # the name of the function that runs blocks
+
+NOTHING = (
+    "prefetch prefetchu discard applypriority nanosleep pmevent setmaxnreg griddepcontrol".split()
+)  # instructions that need not do anything
 
 LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
     **INTEGER,
@@ -71,7 +78,9 @@ LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
     "barrier": lower_barrier,
     "membar": lower_fence,
     "fence": lower_fence,
-    "prefetch": lower_fence,
+    "elect": lower_elect,
+    "createpolicy": lower_policy,
+    **dict.fromkeys(NOTHING, lower_nothing),
 }
 
 # Instructions that must not run at all where a varying guard lets no lane through.
@@ -286,7 +295,7 @@ class _Driver:
             runner.COROUTINE_DECLARATIONS if coroutine else "",
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.trap()",
-            runner.helpers(shape.warps) if coroutine else "",
+            runner.helpers(shape.warps, reduces=ctx.has_reduction) if coroutine else "",
             warp,
             runner.block_loop(
                 RUN, warps=shape.warps, shared=self.shared, local=self.local * LANES, coroutine=coroutine

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxtrain.engine.ptxcpu.traps import DEADLOCK
 
-CONTROL = 1024  # bytes before shared memory
+CONTROL = 1280  # bytes before shared memory
 ALIGN = 128
 
 # Byte offsets in the control area.
@@ -30,6 +30,10 @@ FIELDS = {
     "status": 448,  # see `traps`
     "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
     "handles": 512,  # [32] coroutine handles
+    "trues": 1024,  # [16] threads that have come to bar.red with a true predicate
+    "falses": 1088,  # [16] and with a false one
+    "trues.result": 1152,  # [16] the same, of the last bar.red that was complete
+    "falses.result": 1216,
 }
 LEFT = 99
 
@@ -38,13 +42,31 @@ def _field(pointer: str, name: str) -> str:
     return f"getelementptr i8, ptr {pointer}, i64 {FIELDS[name]}"
 
 
-def helpers(warps: int) -> str:
-    """`@arrive` (a warp comes to a barrier) and `@leave` (a warp ends), for a block of `warps` warps."""
+def _keep_votes() -> str:
+    """Part of `@release`: the votes of bar.red become results, and counting starts anew."""
+    lines = []
+    for name in ("trues", "falses"):
+        lines.append(f"  %{name} = {_field('%cta', name)}")
+        lines.append(f"  %{name}.at = getelementptr i32, ptr %{name}, i32 %id")
+        lines.append(f"  %{name}.n = load i32, ptr %{name}.at")
+        lines.append(f"  store i32 0, ptr %{name}.at")
+        lines.append(f"  %{name}.result = {_field('%cta', f'{name}.result')}")
+        lines.append(f"  %{name}.out = getelementptr i32, ptr %{name}.result, i32 %id")
+        lines.append(f"  store i32 %{name}.n, ptr %{name}.out")
+    return "\n".join(lines)
+
+
+def helpers(warps: int, *, reduces: bool = False) -> str:
+    """`@arrive` (a warp comes to a barrier) and `@leave` (a warp ends), for a block of `warps` warps.
+
+    `reduces`: the kernel has bar.red.
+    """
     return f"""
 define internal void @release(ptr %cta, i32 %id) noinline {{
   %arrived = {_field("%cta", "arrived")}
   %a = getelementptr i32, ptr %arrived, i32 %id
   store i32 0, ptr %a
+{_keep_votes() if reduces else ""}
   %states = {_field("%cta", "states")}
   %waiting = add i32 %id, 1
   br label %loop
@@ -244,6 +266,8 @@ def _coroutine_block(warps: int) -> str:
     return f"""
   %fresh = {_field("%ws", "exited")}
   call void @llvm.memset.p0.i64(ptr %fresh, i8 0, i64 {FIELDS["status"] - FIELDS["exited"]}, i1 false)
+  %votes = {_field("%ws", "trues")}
+  call void @llvm.memset.p0.i64(ptr %votes, i8 0, i64 128, i1 false)
   br label %start
 start:
   %w = phi i32 [0, %block], [%w.next, %start]

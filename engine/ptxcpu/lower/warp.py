@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat, vec
+from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
 from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Pair, Reg, Sink
 
 
@@ -123,25 +126,87 @@ def _first_lane(ctx: Context, operand: Operand) -> str:
     return emit.op(f"extractelement <32 x i32> {ctx.get(operand, 'i32', LANES)}, i32 {lane}")
 
 
-def lower_vote(ctx: Context, ins: Instruction) -> None:
-    """vote.sync.{all, any, uni, ballot}."""
+def _by_group(
+    ctx: Context, mask: Operand | None, compute: Callable[[str], list[tuple[str, str, int]]]
+) -> list[tuple[str, str, int]]:
+    """What `compute(members)` gives, as (type, value, lanes); a mask that differs between lanes makes groups of them.
+
+    Each group is computed on its own, the one with the lowest lane first; the results are then vectors.
+    """
     emit = ctx.emit
-    members = _members(ctx, ins.operands[2]) if ins.has("sync") else ctx.mask_bits(ctx.mask_value())
+    if mask is None or ctx.info(mask).uniform:
+        return compute(ctx.mask_bits(ctx.mask_value()) if mask is None else _members(ctx, mask))
+    own = ctx.get(mask, "i32", LANES)
+    waiting = emit.alloca("i32", "waiting")
+    here = ctx.mask_bits(ctx.mask_value())
+    emit.do(f"store i32 {here}, ptr {waiting}")
+    loop, body, done = emit.label("groups"), emit.label("group"), emit.label("grouped")
+    emit.jump(loop)
+    emit.start(loop)
+    left = emit.op(f"load i32, ptr {waiting}")
+    emit.branch(emit.op(f"icmp ne i32 {left}, 0"), body, done)
+    emit.start(body)
+    leader = emit.call("llvm.cttz.i32", "i32", ("i32", left), ("i1", "true"))
+    named = emit.op(f"extractelement <32 x i32> {own}, i32 {leader}")
+    members = emit.op(f"and i32 {named}, {here}")
+    gone = emit.op(f"or i32 {members}, {emit.op(f'shl i32 1, {leader}')}")
+    results = compute(members)
+    chosen = emit.op(f"bitcast i32 {gone} to <32 x i1>")
+    slots = []
+    for type_, value, lanes in results:
+        slot = emit.alloca(vec(type_, LANES), "grouped")
+        whole = value if lanes == LANES else emit.broadcast(type_, value)
+        before = emit.op(f"load {vec(type_, LANES)}, ptr {slot}")
+        emit.do(f"store {vec(type_, LANES)} {emit.select(type_, LANES, chosen, whole, before)}, ptr {slot}")
+        slots.append((type_, slot))
+    others = emit.op(f"xor i32 {gone}, -1")
+    emit.do(f"store i32 {emit.op(f'and i32 {left}, {others}')}, ptr {waiting}")
+    emit.jump(loop)
+    emit.start(done)
+    return [(type_, emit.op(f"load {vec(type_, LANES)}, ptr {slot}"), LANES) for type_, slot in slots]
+
+
+def _put(ctx: Context, target: Reg | Sink, result: tuple[str, str, int]) -> None:
+    ctx.set(target, result[1], result[0], result[2])
+
+
+def lower_vote(ctx: Context, ins: Instruction) -> None:
+    """vote{.sync}.{all, any, uni, ballot}."""
+    emit = ctx.emit
     bits = ctx.mask_bits(ctx.get(ins.operands[1], "i1", LANES))
-    yes = emit.op(f"and i32 {bits}, {members}")
-    target, _ = _target(ins)
-    if ins.has("ballot"):
-        ctx.set(target, yes, "i32", 1)
-        return
-    every = emit.op(f"icmp eq i32 {yes}, {members}")
-    some = emit.op(f"icmp ne i32 {yes}, 0")
-    if ins.has("all"):
-        result = every
-    elif ins.has("any"):
-        result = some
-    else:
-        result = emit.op(f"or i1 {every}, {emit.op(f'xor i1 {some}, true')}")
-    ctx.set(target, result, "i1", 1)
+
+    def compute(members: str) -> list[tuple[str, str, int]]:
+        yes = emit.op(f"and i32 {bits}, {members}")
+        if ins.has("ballot"):
+            return [("i32", yes, 1)]
+        every = emit.op(f"icmp eq i32 {yes}, {members}")
+        some = emit.op(f"icmp ne i32 {yes}, 0")
+        if ins.has("all"):
+            return [("i1", every, 1)]
+        if ins.has("any"):
+            return [("i1", some, 1)]
+        return [("i1", emit.op(f"or i1 {every}, {emit.op(f'xor i1 {some}, true')}"), 1)]
+
+    (result,) = _by_group(ctx, ins.operands[2] if ins.has("sync") else None, compute)
+    _put(ctx, _target(ins)[0], result)
+
+
+def lower_elect(ctx: Context, ins: Instruction) -> None:
+    """elect.sync d|p, mask: d the lowest member's lane, p true for that lane alone."""
+    emit = ctx.emit
+
+    def compute(members: str) -> list[tuple[str, str, int]]:
+        lane = emit.call("llvm.cttz.i32", "i32", ("i32", members), ("i1", "false"))
+        t = vec("i32", LANES)
+        return [
+            ("i32", lane, 1),
+            ("i1", emit.op(f"icmp eq {t} {iota('i32', 1)}, {emit.broadcast('i32', lane)}"), LANES),
+        ]
+
+    leader, is_leader = _by_group(ctx, ins.operands[1], compute)
+    target, predicate = _target(ins)
+    _put(ctx, target, leader)
+    _put(ctx, predicate, is_leader)
 
 
 def lower_activemask(ctx: Context, ins: Instruction) -> None:
@@ -153,26 +218,29 @@ def lower_activemask(ctx: Context, ins: Instruction) -> None:
 def lower_match(ctx: Context, ins: Instruction) -> None:
     """match.{any, all}.sync: the lanes that hold the same value."""
     emit = ctx.emit
-    target, predicate = _target(ins)
     type_ = f"i{ins.types[-1][1:]}"
     t = vec(type_, LANES)
-    members = _members(ctx, ins.operands[2])
     value = ctx.get(ins.operands[1], type_, LANES)
-    if ins.has("all"):
+
+    def compute_all(members: str) -> list[tuple[str, str, int]]:
         lane = emit.call("llvm.cttz.i32", "i32", ("i32", members), ("i1", "false"))
         lane = emit.op(f"and i32 {lane}, 31")
         first = emit.broadcast(type_, emit.op(f"extractelement {t} {value}, i32 {lane}"))
         same = emit.op(f"and i32 {ctx.mask_bits(emit.op(f'icmp eq {t} {value}, {first}'))}, {members}")
         every = emit.op(f"icmp eq i32 {same}, {members}")
-        ctx.set(target, emit.op(f"select i1 {every}, i32 {members}, i32 0"), "i32", 1)
-        ctx.set(predicate, every, "i1", 1)
-        return
-    result = "zeroinitializer"
-    for lane_number in range(LANES):
-        one = emit.broadcast(type_, emit.op(f"extractelement {t} {value}, i32 {lane_number}"))
-        same = emit.op(f"and i32 {ctx.mask_bits(emit.op(f'icmp eq {t} {value}, {one}'))}, {members}")
-        result = emit.op(f"insertelement <32 x i32> {result}, i32 {same}, i32 {lane_number}")
-    ctx.set(target, result, "i32", LANES)
+        return [("i32", emit.op(f"select i1 {every}, i32 {members}, i32 0"), 1), ("i1", every, 1)]
+
+    def compute_any(members: str) -> list[tuple[str, str, int]]:
+        result = "zeroinitializer"
+        for lane_number in range(LANES):
+            one = emit.broadcast(type_, emit.op(f"extractelement {t} {value}, i32 {lane_number}"))
+            same = emit.op(f"and i32 {ctx.mask_bits(emit.op(f'icmp eq {t} {value}, {one}'))}, {members}")
+            result = emit.op(f"insertelement <32 x i32> {result}, i32 {same}, i32 {lane_number}")
+        return [("i32", result, LANES)]
+
+    results = _by_group(ctx, ins.operands[2], compute_all if ins.has("all") else compute_any)
+    for target, result in zip(_target(ins), results, strict=False):
+        _put(ctx, target, result)
 
 
 _REDUCTIONS = {
@@ -190,39 +258,111 @@ _REDUCTIONS = {
 def lower_redux(ctx: Context, ins: Instruction) -> None:
     """redux.sync over the members that are here."""
     emit = ctx.emit
-    name = next((m for m in ins.modifiers if m in ("add", "and", "or", "xor", "min", "max")), None)
+    name = next(m for m in ins.modifiers if m in ("add", "and", "or", "xor", "min", "max"))
     type_ = ins.types[-1]
-    if name is None or type_[0] == "f":
-        raise ctx.refuse(ins, "this reduction is not known")
-    if name in ("min", "max"):
+    is_float = type_ == "f32"
+    if name in ("min", "max") and not is_float:
         name = type_[0] + name
-    intrinsic, neutral = _REDUCTIONS[name]
-    members = emit.op(f"bitcast i32 {_members(ctx, ins.operands[2])} to <32 x i1>")
     value = ctx.get(ins.operands[1], "i32", LANES)
-    chosen = emit.select("i32", LANES, members, value, splat("i32", neutral, LANES))
-    target, _ = _target(ins)
-    ctx.set(target, emit.call(f"llvm.vector.reduce.{intrinsic}.v32i32", "i32", ("<32 x i32>", chosen)), "i32", 1)
+
+    def compute(members: str) -> list[tuple[str, str, int]]:
+        inside = emit.op(f"bitcast i32 {members} to <32 x i1>")
+        if is_float:
+            return [("i32", _redux_float(ctx, ins, name, value, inside), 1)]
+        intrinsic, neutral = _REDUCTIONS[name]
+        chosen = emit.select("i32", LANES, inside, value, splat("i32", neutral, LANES))
+        return [("i32", emit.call(f"llvm.vector.reduce.{intrinsic}.v32i32", "i32", ("<32 x i32>", chosen)), 1)]
+
+    (result,) = _by_group(ctx, ins.operands[2], compute)
+    _put(ctx, _target(ins)[0], result)
+
+
+def _redux_float(ctx: Context, ins: Instruction, name: str, value: str, inside: str) -> str:
+    """redux.sync.{min, max}{.abs}{.NaN}.f32 as a tree of the two-operand instruction; the bits of the result."""
+    emit, t = ctx.emit, vec("float", LANES)
+    bound = "0x7FF0000000000000" if name == "min" else "0xFFF0000000000000"
+    # Without .NaN the tree ignores NaN, so a NaN is what the lanes outside contribute.
+    neutral = bound if ins.has("NaN") else "0x7FF8000000000000"
+    number = emit.op(f"bitcast <32 x i32> {value} to {t}")
+    if ins.has("abs"):
+        number = emit.call("llvm.fabs.v32f32", t, (t, number))
+    number = emit.select("float", LANES, inside, number, splat("float", neutral, LANES))
+    kind = f"llvm.{name}imum{'' if ins.has('NaN') else 'num'}.v32f32"
+    for distance in (16, 8, 4, 2, 1):
+        order = ", ".join(f"i32 {lane ^ distance}" for lane in range(LANES))
+        other = emit.op(f"shufflevector {t} {number}, {t} poison, <{LANES} x i32> <{order}>")
+        number = emit.call(kind, t, (t, number), (t, other))
+    return emit.op(f"bitcast float {emit.op(f'extractelement {t} {number}, i32 0')} to i32")
+
+
+def _warp_value(ctx: Context, operand: Operand) -> str:
+    """An i32 that all lanes share, though the analysis may not know it."""
+    return ctx.get(operand, "i32", 1) if ctx.info(operand).uniform else _first_lane(ctx, operand)
 
 
 def lower_barrier(ctx: Context, ins: Instruction) -> None:
-    """bar and barrier: sync, arrive, and `bar.warp.sync`, at which a warp that runs in step has nothing to do."""
+    """bar and barrier: sync, arrive, red, and `bar.warp.sync`, at which a warp that runs in step has nothing to do."""
     if ins.has("warp"):
         return
+    if ins.has("cluster"):
+        raise ctx.refuse(ins, "clusters are not supported")
     emit = ctx.emit
-    if ins.has("red"):
-        raise ctx.refuse(ins, "bar.red is not known")
-    if not ins.operands or not all(ctx.info(o).uniform for o in ins.operands):
-        raise ctx.refuse(ins, "a barrier's number and count must be the same for the whole warp")
     ctx.has_barrier = True
-    number = ctx.get(ins.operands[0], "i32", 1)
-    count = ctx.get(ins.operands[1], "i32", 1) if len(ins.operands) > 1 else "0"
+    reduces = ins.has("red")
+    numbers = ins.operands[1:-1] if reduces else ins.operands
+    number = _warp_value(ctx, numbers[0])
+    count = _warp_value(ctx, numbers[1]) if len(numbers) > 1 else "0"
     blocks = "false" if ins.has("arrive") else "true"
+    if reduces:
+        ctx.has_reduction = True
+        here = ctx.mask_bits(ctx.mask_value())
+        yes = emit.op(f"and i32 {ctx.mask_bits(ctx.get(ins.operands[-1], 'i1', LANES))}, {here}")
+        for name, bits in (("trues", yes), ("falses", emit.op(f"xor i32 {yes}, {here}"))):
+            slot = _reduction(ctx, name, number)
+            votes = emit.call("llvm.ctpop.i32", "i32", ("i32", bits))
+            total = emit.op(f"add i32 {emit.op(f'load i32, ptr {slot}')}, {votes}")
+            emit.do(f"store i32 {total}, ptr {slot}")
     emit.do(f"call void @arrive(ptr %cta, i32 {number}, i32 {count}, i1 {blocks}, i32 %warp)")
-    if blocks == "true":
-        resumed = emit.label("resumed")
-        state = emit.op("call i8 @llvm.coro.suspend(token none, i1 false)")
-        emit.do(f"switch i8 {state}, label %suspend [i8 0, label %{resumed} i8 1, label %cleanup]")
-        emit.start(resumed)
+    if blocks == "false":
+        return
+    suspend(ctx)
+    if reduces:
+        trues, falses = (
+            emit.op(f"load i32, ptr {_reduction(ctx, f'{n}.result', number)}") for n in ("trues", "falses")
+        )
+        target, _ = _target(ins)
+        if ins.has("popc"):
+            ctx.set(target, trues, "i32", 1)
+        else:
+            met = f"icmp eq i32 {falses}, 0" if ins.has("and") else f"icmp ne i32 {trues}, 0"
+            ctx.set(target, emit.op(met), "i1", 1)
+
+
+def _reduction(ctx: Context, field: str, number: str) -> str:
+    """The slot of a barrier among the 16 of a field of the control area."""
+    emit = ctx.emit
+    at = emit.op(f"getelementptr i8, ptr %cta, i64 {FIELDS[field]}")
+    return emit.op(f"getelementptr i32, ptr {at}, i32 {emit.op(f'and i32 {number}, 15')}")
+
+
+def suspend(ctx: Context) -> None:
+    """Let other warps run; the scheduler comes back when this one is ready."""
+    emit = ctx.emit
+    ctx.has_barrier = True
+    resumed = emit.label("resumed")
+    state = emit.op("call i8 @llvm.coro.suspend(token none, i1 false)")
+    emit.do(f"switch i8 {state}, label %suspend [i8 0, label %{resumed} i8 1, label %cleanup]")
+    emit.start(resumed)
+
+
+def lower_nothing(ctx: Context, ins: Instruction) -> None:
+    """Advice to the hardware: caches, register counts, sleeping; and grids that wait for each other, which run in order."""
+
+
+def lower_policy(ctx: Context, ins: Instruction) -> None:
+    """createpolicy: a cache policy, which no instruction looks at."""
+    target, _ = _target(ins)
+    ctx.set(target, "0", "i64", 1)
 
 
 def lower_fence(ctx: Context, ins: Instruction) -> None:
