@@ -122,8 +122,8 @@ class MatmulSpec:
     def shared_bytes(self) -> int:
         return self.stages * self.stage_bytes
 
-    def grid(self, m: int, n: int) -> tuple[int, int, int]:
-        return (-(-n // self.block_n), -(-m // self.block_m), 1)
+    def grid(self, m: int, n: int, parts: int = 1) -> tuple[int, int, int]:
+        return (-(-n // self.block_n), -(-m // self.block_m), parts)
 
     # Where a lane's ldmatrix row starts, in bytes within the operand's tile, for the warp's first 16 x 16 piece.
 
@@ -168,11 +168,32 @@ CHOICES: tuple[Choice, ...] = (
 )
 
 
-def choose(layout: str, dtype: str, m: int, n: int) -> MatmulSpec:
-    """The Spec for a product of this shape."""
+def choose(layout: str, dtype: str, m: int, n: int, parts: int = 1) -> MatmulSpec:
+    """The Spec for a product of this shape, of which `parts` are made at once."""
     for row in CHOICES:
         spec = MatmulSpec(layout, dtype, row.block_m, row.block_n)
-        gx, gy, _ = spec.grid(m, n)
-        if gx * gy >= row.min_blocks:
+        gx, gy, gz = spec.grid(m, n, parts)
+        if gx * gy * gz >= row.min_blocks:
             return spec
     raise AssertionError("the last row takes everything")
+
+
+# Which form a weight's gradient takes is part of its definition (other bits), so it follows from the weight's shape and T
+# alone: neither the device nor the number of rows may count. Of 64 x 64 tiles, 128 fill a large GPU about once.
+CHAIN_TILES = 128
+PART_ROWS = (
+    512  # rows of a part, at most: a partial product costs as much to write and add as 30 to 60 rows to multiply
+)
+STEP = 16  # k of one mma
+
+
+def gradient_part(m: int, n: int, context: int) -> int:
+    """Rows of a part of the gradient of a weight [m, n], a whole number of k16 steps; 0: one chain over all sequences.
+
+    A sequence falls into as few parts as PART_ROWS allows, of one size but for the last.
+    """
+    if -(-m // 64) * -(-n // 64) >= CHAIN_TILES:
+        return 0
+    pieces = -(-context // PART_ROWS)
+    rows = -(-context // pieces)
+    return -(-rows // STEP) * STEP

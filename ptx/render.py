@@ -28,7 +28,7 @@ REFERENCES: Mapping[str, Path] = MappingProxyType(
 
 @functools.cache
 def environment() -> Environment:
-    """The Jinja2 environment, with what templates may call: `regs`, `f32`, and the constants of `specs`."""
+    """The Jinja2 environment, with what templates may call: `regs`, `vec`, `f32`, and the constants of `specs`."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     env = Environment(
@@ -46,6 +46,7 @@ def environment() -> Environment:
     )
     env.globals.update(
         regs=regs,
+        vec=vec,
         f32=specs.float_bits,
         LANES=specs.LANES,
         LOG2_E=specs.LOG2_E,
@@ -63,9 +64,17 @@ def environment() -> Environment:
 
 
 def regs(name: str, *coordinates: int, n: int) -> str:
-    """A vector operand: `regs("acc", 1, 2, n=4)` is `{%acc_1_2_0, %acc_1_2_1, %acc_1_2_2, %acc_1_2_3}`."""
+    """A vector operand: `regs("acc", 1, 2, n=4)` is `{%acc_1_2_0, %acc_1_2_1, %acc_1_2_2, %acc_1_2_3}`;
+    of one register: `%acc_1_2_0`."""
     stem = "_".join((name, *map(str, coordinates)))
+    if n == 1:
+        return f"%{stem}_0"
     return "{" + ", ".join(f"%{stem}_{i}" for i in range(n)) + "}"
+
+
+def vec(type_: str, count: int) -> str:
+    """The type of an access to `count` neighbours: `vec("f32", 4)` is `v4.f32`, `vec("f32", 1)` is `f32`."""
+    return type_ if count == 1 else f"v{count}.{type_}"
 
 
 def render(stem: str, spec: object | None = None) -> str:

@@ -86,17 +86,19 @@ class NormBackwardSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnSpec:
-    """One thread to a column, which adds its parts in order; `unroll` loads are in flight before they are added."""
+class PartsSpec:
+    """One thread to `vector` neighbouring elements, whose parts it adds in order; `unroll` loads are in flight before that."""
 
-    unroll: int = 8
+    vector: int = 1
+    threads: int = 64
+    unroll: int = 16
 
     @property
     def block(self) -> Dim3:
-        return (LANES, 1, 1)
+        return (self.threads, 1, 1)
 
-    def grid(self, width: int) -> Dim3:
-        return (ceil_div(width, LANES), 1, 1)
+    def grid(self, count: int) -> Dim3:
+        return (ceil_div(count, self.threads * self.vector), 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,13 +139,14 @@ class OneBlockSpec:
         return 4 * self.warps
 
 
-Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | ColumnSpec | NormPartSpec | OneBlockSpec | MatmulSpec
+Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | PartsSpec | NormPartSpec | OneBlockSpec | MatmulSpec
 
 # What each stem is rendered from unless its op asks for something else.
 DEFAULTS: Mapping[str, Spec] = MappingProxyType(
     {
         "adamw_update": ElementSpec(),
         "add_into": ElementSpec(),
+        "add_parts": PartsSpec(),
         "cast_to_bf16": ElementSpec(),
         "cast_to_f32": ElementSpec(),
         "cross_entropy_backward": RowSpec(),
@@ -156,7 +159,6 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "loss_sum": OneBlockSpec(warps=8),
         "rmsnorm_backward": NormBackwardSpec(),
         "rmsnorm_forward": RowSpec(),
-        "rmsnorm_weight_gradient": ColumnSpec(),
         "rope": RowSpec(),
         "swiglu_backward": RowSpec(),
         "swiglu_forward": RowSpec(),

@@ -1,4 +1,4 @@
-"""The sum of two flat f32 buffers: how leaves of a step's gradient meet in the tree."""
+"""Sums of flat f32 buffers: two, as leaves of a step's gradient meet in the tree, or the parts of a weight's gradient."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops.checks import holds, sizes
-from ptxtrain.ptx.specs import ElementSpec
+from ptxtrain.ptx.specs import ElementSpec, PartsSpec
 
 
 def into(
@@ -24,3 +24,20 @@ def into(
     for name, buffer in (("out", out), ("a", a), ("b", b)):
         holds(op, name, buffer, count, "f32")
     rec.launch(rec.ptx("add_into", spec=spec), spec.grid(count), spec.block, out, a, b, np.uint32(count))
+
+
+def parts(
+    rec: Recorder,
+    out: Buffer,  # [count] f32, starts at what it holds
+    partial: Buffer,  # [parts, count] f32
+    *,
+    parts: int,
+    count: int,
+) -> None:
+    """out += the parts, in order."""
+    op, spec = "add.parts", PartsSpec()
+    sizes(op, parts=parts, count=count)
+    holds(op, "out", out, count, "f32")
+    holds(op, "partial", partial, parts * count, "f32")
+    kernel = rec.ptx("add_parts", spec=spec)
+    rec.launch(kernel, spec.grid(count), spec.block, out, partial, np.uint32(parts), np.uint32(count))

@@ -7,7 +7,7 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.errors import PtxtrainError
 
-ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4}
+ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4}
 
 
 def require(op: str, holds: bool, message: str) -> None:

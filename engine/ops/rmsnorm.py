@@ -10,8 +10,9 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.ops import add
 from ptxtrain.engine.ops.checks import holds, is_bf16, sizes, whole_sequences
-from ptxtrain.ptx.specs import ColumnSpec, NormBackwardSpec, RowSpec
+from ptxtrain.ptx.specs import NormBackwardSpec, RowSpec
 
 
 def forward(
@@ -88,9 +89,8 @@ def weight_gradient(
     width: int,
 ) -> None:
     """dweight += the parts, in order."""
-    op, spec = "rmsnorm.weight_gradient", ColumnSpec()
+    op = "rmsnorm.weight_gradient"
     sizes(op, parts=parts, width=width)
     holds(op, "dweight", dweight, width, "f32")
     holds(op, "partial", partial, parts * width, "f32")
-    kernel = rec.ptx("rmsnorm_weight_gradient", spec=spec)
-    rec.launch(kernel, spec.grid(width), spec.block, dweight, partial, np.uint32(parts), np.uint32(width))
+    add.parts(rec, dweight, partial, parts=parts, count=width)

@@ -195,14 +195,14 @@ MUTANTS = [
     ),
     Mutant(
         "rmsnorm weight gradient: the last part left out",
-        "rmsnorm_weight_gradient",
+        "add_parts",
         "setp.ge.u32     %is_more, %part, %parts;",
         "add.u32 %next, %part, 1;\n    setp.ge.u32     %is_more, %next, %parts;",
     ),
     Mutant(
         "rmsnorm weight gradient: forgets the sum so far",
-        "rmsnorm_weight_gradient",
-        "@%in_row ld.global.f32 %sum, [%p_dweight];",
+        "add_parts",
+        "@%in_range ld.global.f32 %sum_0, [%p_out];",
         "",
     ),
     Mutant(

@@ -25,3 +25,18 @@ def test_into(device: Device, count: int) -> None:
     found = run(device, record)
     for name in ("out", "left", "right"):
         same_bits(f"add.into {name} count {count}", found[name], x + y)
+
+
+@pytest.mark.parametrize("count", [1, 96, 257])
+@pytest.mark.parametrize("parts", [1, 15, 16, 50])
+def test_parts_are_added_in_order(device: Device, parts: int, count: int) -> None:
+    rng = np.random.default_rng(parts * count)
+    start, partial = normal(rng, count), normal(rng, parts, count)
+
+    def record(rec: Recorder, b: Bench) -> None:
+        add.parts(rec, b.put(start, name="out"), b.put(partial), parts=parts, count=count)
+
+    expected = start
+    for part in partial:
+        expected = expected + part
+    same_bits(f"add.parts {parts} x {count}", run(device, record)["out"], expected)

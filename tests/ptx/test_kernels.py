@@ -21,7 +21,7 @@ OUTPUTS = {  # a kernel's parameters are outputs, inputs, sizes, scalars: how ma
 
 
 def op_of(stem: str) -> str:
-    """The op that a file belongs to: `rmsnorm_weight_gradient` is a part of `rmsnorm`."""
+    """The op that a file belongs to: `rmsnorm_backward` is a part of `rmsnorm`."""
     found = [op for op in OPS if stem == op or stem.startswith(op + "_")]
     assert len(found) == 1, f"{stem} belongs to {found or 'no op'}; ops are {sorted(OPS)}"
     return found[0]
