@@ -56,7 +56,7 @@ def _report(dataset: Dataset, out: str, seconds: float) -> dict[str, Any]:
 
 @click.command(
     "tokenize",
-    epilog="Example: ptxtrain tokenize ~/books notes.txt --out datasets/books --vocab-size 8192",
+    epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.argument("sources", metavar="SOURCE...", nargs=-1, required=True)
