@@ -30,7 +30,7 @@ from ptxtrain.engine.ptxcpu.tree import (
 # The index of a wrong operand (-1: the instruction itself) and what is wrong.
 Wrong = tuple[int, str]
 
-_SPECIALS_OF_64_BITS: Final = frozenset(
+SPECIALS_OF_64_BITS: Final = frozenset(
     ("%clock64", "%globaltimer", "%gridid", "%current_graph_exec", *(f"%pm{i}_64" for i in range(8)))
 )
 
@@ -93,7 +93,7 @@ def _source_of_mov(operand: Operand, type: str) -> str | None:
     if isinstance(operand, Special):
         if type == "pred":
             return None if operand.name == "%is_explicit_cluster" else f"{operand.name} is not a predicate"
-        wide = operand.name in _SPECIALS_OF_64_BITS
+        wide = operand.name in SPECIALS_OF_64_BITS
         if type in ("f32", "f64") or bits == 128 or wide != (bits == 64):
             return f"{operand.name} has {64 if wide else 32} bits and does not fit .{type}"
         return None

@@ -11,6 +11,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, integer, iota, splat, vec
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
@@ -259,7 +260,7 @@ class Context:
         if maker is None:
             raise KeyError(name)
         value = maker()
-        width = 64 if name in ("%clock64", "%globaltimer", "%gridid") else 32
+        width = 64 if name in SPECIALS_OF_64_BITS else 1 if name == "%is_explicit_cluster" else 32
         if self.analysis.of(Special(name)).uniform and lanes != 1:
             value = self.emit.broadcast(f"i{width}", value)
         return value, width

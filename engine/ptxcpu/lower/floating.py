@@ -37,26 +37,36 @@ class Floats:
 
     def load(self, operand: Operand) -> str:
         """An operand as floats of the computing type."""
-        emit = self.ctx.emit
-        if self.packed:
-            word = self.ctx.get(operand, "i32", self.lanes)
-            value = emit.op(f"bitcast {vec('i32', self.lanes)} {word} to {vec(self.element, self.count)}")
-            return functions.bf16_to_f32(emit, value, self.count) if self.is_bf16 else value
-        if self.is_bf16:
-            return functions.bf16_to_f32(emit, self.ctx.get(operand, "i16", self.lanes), self.lanes)
+        if self.packed or self.is_bf16:
+            return self.from_bits(self.ctx.get(operand, "i32" if self.packed else "i16", self.lanes))
         return self.ctx.get(operand, self.scalar, self.lanes)
 
     def store(self, target: Operand, value: str) -> None:
         """Write floats of the computing type."""
         assert isinstance(target, Reg | Sink)
+        if self.packed or self.is_bf16:
+            self.ctx.set(target, self.to_bits(value), "i32" if self.packed else "i16", self.lanes)
+        else:
+            self.ctx.set(target, value, self.element, self.lanes)
+
+    def from_bits(self, bits: str) -> str:
+        """Integers as wide as the PTX type as floats of the computing type."""
+        emit = self.ctx.emit
+        if self.packed:
+            bits = emit.op(f"bitcast {vec('i32', self.lanes)} {bits} to {vec(self.element, self.count)}")
+            return functions.bf16_to_f32(emit, bits, self.count) if self.is_bf16 else bits
+        if self.is_bf16:
+            return functions.bf16_to_f32(emit, bits, self.lanes)
+        return emit.op(f"bitcast {vec(f'i{self.bits}', self.lanes)} {bits} to {self.t}")
+
+    def to_bits(self, value: str) -> str:
+        """The other way."""
         emit = self.ctx.emit
         if self.is_bf16:
             value = functions.f32_to_bf16(emit, value, self.count)
         if self.packed:
-            word = emit.op(f"bitcast {vec(self.element, self.count)} {value} to {vec('i32', self.lanes)}")
-            self.ctx.set(target, word, "i32", self.lanes)
-        else:
-            self.ctx.set(target, value, self.element, self.lanes)
+            return emit.op(f"bitcast {vec(self.element, self.count)} {value} to {vec('i32', self.lanes)}")
+        return value if self.is_bf16 else emit.op(f"bitcast {self.t} {value} to {vec(f'i{self.bits}', self.lanes)}")
 
     # Operations
 

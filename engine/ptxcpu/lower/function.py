@@ -17,13 +17,13 @@ from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
 from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
 from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
+from ptxtrain.engine.ptxcpu.lower.atomics import lower_atom
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat
 from ptxtrain.engine.ptxcpu.lower.floating import FLOATING
 from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
 from ptxtrain.engine.ptxcpu.lower.memory import (
-    lower_atom,
     lower_cvta,
     lower_isspacep,
     lower_ld,
@@ -192,6 +192,7 @@ class _Driver:
             ctx.symbols.setdefault(name, fixed("", function_address(self.module, name)))
         ctx.symbols["%shared"] = lambda: ("", ctx.emit.op("ptrtoint ptr %shared to i64"))
         ctx.symbols["%local"] = lambda: ("", ctx.emit.op("ptrtoint ptr %local to i64"))
+        ctx.symbols["%param"] = lambda: ("", ctx.emit.op("ptrtoint ptr %params to i64"))
         ctx.symbols["%shared.bytes"] = lambda: ("", ctx.emit.op("zext i32 %shared.size to i64"))
         ctx.symbols["%local.bytes"] = fixed("", self.local * LANES)
 
@@ -215,11 +216,11 @@ class _Driver:
         ctx.specials["WARP_SZ"] = scalar("32")
         ctx.specials["%total_smem_size"] = scalar("%shared.size")
         ctx.specials["%dynamic_smem_size"] = lambda: emit.op(f"sub i32 %shared.size, {self.shared}")
-        for name in ("%smid", "%gridid"):
-            ctx.specials[name] = scalar("0")
-        ctx.specials["%nsmid"] = scalar("1")
-        for name, bits in (("%clock64", "i64"), ("%globaltimer", "i64"), ("%clock", "i32")):
-            ctx.specials[name] = self._clock(bits)
+        self._define_constants()
+        for name, bits in (("%clock64", "i64"), ("%globaltimer", "i64"), ("%clock", "i32"), ("%globaltimer_lo", "i32")):
+            ctx.specials[name] = self._clock(bits, False)
+        for name in ("%clock_hi", "%globaltimer_hi"):
+            ctx.specials[name] = self._clock("i32", True)
         masks: dict[str, Callable[[int], int]] = {
             "eq": lambda i: 1 << i,
             "lt": lambda i: (1 << i) - 1,
@@ -231,9 +232,26 @@ class _Driver:
             words = ", ".join(f"i32 {integer(mask(i), 32)}" for i in range(LANES))
             ctx.specials[f"%lanemask_{name}"] = scalar(f"<{words}>")
 
-    def _clock(self, bits: str) -> Callable[[], str]:
+    def _define_constants(self) -> None:
+        """What is the same for everybody: one multiprocessor, no clusters, no counters, no environment."""
+        ctx = self.ctx
+        zeros = ["smid", "gridid", "cluster_ctarank", "current_graph_exec", *("tid.w ntid.w ctaid.w nctaid.w".split())]
+        zeros += [f"{name}{i}{more}" for i in range(8) for name, more in (("pm", ""), ("pm", "_64"))]
+        zeros += [f"envreg{i}" for i in range(32)] + [f"cluster_ctaid.{axis}" for axis in "xyzw"]
+        zeros += [f"reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")]
+        values = {**dict.fromkeys(zeros, "0"), "nsmid": "1", "cluster_nctarank": "1", "aggr_smem_size": "%shared.size"}
+        for axis in "xyz":
+            values |= {f"clusterid.{axis}": f"%ctaid.{axis}", f"nclusterid.{axis}": f"%nctaid.{axis}"}
+            values[f"cluster_nctaid.{axis}"] = "1"
+        for name, value in values.items():
+            ctx.specials[f"%{name}"] = lambda value=value: value  # type: ignore[misc]
+        ctx.specials["%is_explicit_cluster"] = lambda: "false"
+
+    def _clock(self, bits: str, upper: bool) -> Callable[[], str]:
         def make() -> str:
             value = self.ctx.emit.call("llvm.readcyclecounter", "i64")
+            if upper:
+                value = self.ctx.emit.op(f"lshr i64 {value}, 32")
             return value if bits == "i64" else self.ctx.emit.op(f"trunc i64 {value} to i32")
 
         return make

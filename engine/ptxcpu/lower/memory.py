@@ -57,8 +57,7 @@ def place_of(ctx: Context, ins: Instruction, address: Operand, space: str) -> Pl
     if space == "generic" and isinstance(base, Symbol):
         # A symbol stands for its address in its own window: `ld [symbol]` is an access to that space.
         space = ctx.symbols[base.name]()[0]
-    window = {"shared": "%shared", "local": "%local"}.get(space)
-    if window is not None:
+    if space in ("shared", "local", "param"):
         return _in_window(ctx, base, offset, space)
     if base is None or ctx.info(base).uniform:
         start = str(offset) if base is None else ctx.get(base, "i64", 1)
@@ -92,9 +91,9 @@ def _pointers(ctx: Context, base: Reg, offset: int) -> str:
 
 
 def _in_window(ctx: Context, base: Reg | Symbol | None, offset: int, space: str) -> Place:
-    """An access to shared or local memory, whose addresses are offsets into the block's or the lane's own memory."""
+    """An access to shared or local memory or to parameters: offsets into the block's, the lane's or the launch's own."""
     emit = ctx.emit
-    start = "%shared" if space == "shared" else "%local"
+    start = {"shared": "%shared", "local": "%local", "param": "%params"}[space]
     lane_stride = ctx.local_bytes if space == "local" else 0
 
     def at(value: str) -> str:
@@ -148,31 +147,31 @@ def lower_ld(ctx: Context, ins: Instruction) -> None:
     type_, count, space = ins.types[-1], _count(ins), space_of(ins)
     bits = TYPE_BITS[type_]
     targets = _elements(ins.operands[0])
-    if bits == 128 or len(targets) != count:
+    if len(targets) != count:
         raise ctx.refuse(ins, "this load is not known")
-    address = ins.operands[1]
-    if space == "param":
-        assert isinstance(address, Address)
-        if not isinstance(address.base, Symbol):
-            raise ctx.refuse(ins, "parameters are loaded by their names")
-        position = ctx.symbol_address(address.base.name, address.offset)
-        place = Place(scalar=ctx.emit.op(f"getelementptr i8, ptr %params, i64 {position}"))
-    else:
-        place = place_of(ctx, ins, address, space)
+    place = place_of(ctx, ins, ins.operands[1], space)
     volatile = "volatile " if ins.has("volatile", "relaxed", "acquire", "mmio") else ""
     if place.scalar is not None:
         suffix = ", !invariant.load !0" if space == "param" else ""
         for i, target in enumerate(targets):
-            pointer = _step(ctx, place.scalar, i * bits // 8)
+            pointer = step_pointer(ctx, place.scalar, i * bits // 8)
             value = ctx.emit.op(f"load {volatile}i{bits}, ptr {pointer}, align {bits // 8}{suffix}")
             _put(ctx, target, value, type_, 1)
+        _order(ctx, ins, "acquire")
         return
     values = load_lanes(ctx, place, bits, count, volatile)
+    _order(ctx, ins, "acquire")
     for target, value in zip(targets, values, strict=True):
         _put(ctx, target, value, type_, LANES)
 
 
-def _step(ctx: Context, pointer: str, by: int) -> str:
+def _order(ctx: Context, ins: Instruction, order: str) -> None:
+    """What an acquiring load or a releasing store keeps from moving past it."""
+    if ins.has(order):
+        ctx.emit.do(f"fence {order}")
+
+
+def step_pointer(ctx: Context, pointer: str, by: int) -> str:
     return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {by}") if by else pointer
 
 
@@ -313,15 +312,16 @@ def lower_st(ctx: Context, ins: Instruction) -> None:
     type_, count, space = ins.types[-1], _count(ins), space_of(ins)
     bits = TYPE_BITS[type_]
     values = _elements(ins.operands[1])
-    if bits == 128 or len(values) != count or space in ("param", "const"):
+    if len(values) != count or space in ("param", "const"):
         raise ctx.refuse(ins, "this store is not known")
     emit = ctx.emit
+    _order(ctx, ins, "release")
     place = place_of(ctx, ins, ins.operands[0], space)
     volatile = "volatile " if ins.has("volatile", "relaxed", "release", "mmio") else ""
     if place.scalar is not None:
         for i, value in enumerate(values):
             text = _highest(ctx, value, bits)
-            pointer = _step(ctx, place.scalar, i * bits // 8)
+            pointer = step_pointer(ctx, place.scalar, i * bits // 8)
             emit.do(f"store {volatile}i{bits} {text}, ptr {pointer}, align {bits // 8}")
         return
     store_lanes(ctx, place, bits, [ctx.get(v, f"i{bits}", LANES) for v in values], volatile)
@@ -483,12 +483,12 @@ def lower_cvta(ctx: Context, ins: Instruction) -> None:
     emit, space = ctx.emit, space_of(ins)
     bits = TYPE_BITS[ins.types[-1]]
     lanes = LANES if space == "local" else ctx.lanes_of(source)
-    if bits != 64 or space == "param":
-        raise ctx.refuse(ins, "this cvta is not known")
+    if bits != 64:
+        raise ctx.refuse(ins, "addresses have 64 bits")
     if isinstance(source, Address):
         raise ctx.refuse(ins, "cvta takes a register or a variable")
     value, t = ctx.get(source, "i64", lanes), vec("i64", lanes)
-    if space in ("shared", "local"):
+    if space in ("shared", "local", "param"):
         start = ctx.symbols[f"%{space}"]()[1]
         window = start if lanes == 1 else emit.broadcast("i64", start)
         if space == "local":
@@ -518,80 +518,6 @@ def lower_isspacep(ctx: Context, ins: Instruction) -> None:
         either = emit.op(f"or {vec('i1', lanes)} {inside('shared')}, {inside('local')}")
         result = ctx.negated(either, lanes)
     else:
-        raise ctx.refuse(ins, "this isspacep is not known")
+        # Constants and parameters are global memory to a generic address.
+        result = splat("i1", "false", lanes)
     ctx.set(target, result, "i1", lanes)
-
-
-# Atomics
-
-_ATOMIC = {
-    "add": "add",
-    "and": "and",
-    "or": "or",
-    "xor": "xor",
-    "exch": "xchg",
-    "inc": "uinc_wrap",
-    "dec": "udec_wrap",
-}
-
-
-def lower_atom(ctx: Context, ins: Instruction) -> None:
-    """atom and red: the lanes that act, one after another from the lowest."""
-    emit = ctx.emit
-    type_, space = ins.types[-1], space_of(ins)
-    returns = ins.opcode == "atom"
-    operands = ins.operands[1:] if returns else ins.operands
-    name = next((m for m in ins.modifiers if m in (*_ATOMIC, "min", "max", "cas")), None)
-    bits = TYPE_BITS[type_]
-    if name is None or bits not in (32, 64) or type_.endswith("x2") or _count(ins) != 1:
-        raise ctx.refuse(ins, "this atomic operation is not known")
-    place = place_of(ctx, ins, operands[0], space)
-    pointers = place.lanes
-    if pointers is None:
-        assert place.scalar is not None
-        pointers = emit.broadcast("ptr", place.scalar)
-    scalar = {"f32": "float", "f64": "double"}.get(type_, f"i{bits}")
-    values = [ctx.get(o, scalar, LANES) for o in operands[1:]]
-    mask = ctx.lane_mask()
-    waiting = emit.alloca("i32", "waiting")
-    emit.do(f"store i32 {ctx.mask_bits(mask) if mask else '-1'}, ptr {waiting}")
-    old_slot = emit.alloca(vec(f"i{bits}", LANES), "old")
-    loop, body, done = emit.label("lanes"), emit.label("lane"), emit.label("atomic")
-    emit.jump(loop)
-    emit.start(loop)
-    left = emit.op(f"load i32, ptr {waiting}")
-    emit.branch(emit.op(f"icmp ne i32 {left}, 0"), body, done)
-    emit.start(body)
-    lane = emit.call("llvm.cttz.i32", "i32", ("i32", left), ("i1", "true"))
-    below = emit.op(f"sub i32 {left}, 1")
-    emit.do(f"store i32 {emit.op(f'and i32 {left}, {below}')}, ptr {waiting}")
-    pointer = emit.op(f"extractelement <32 x ptr> {pointers}, i32 {lane}")
-    parts = [emit.op(f"extractelement {vec(scalar, LANES)} {v}, i32 {lane}") for v in values]
-    old = _atomic(ctx, ins, name, type_, scalar, pointer, parts)
-    if returns:
-        if scalar != f"i{bits}":
-            old = emit.op(f"bitcast {scalar} {old} to i{bits}")
-        before = emit.op(f"load {vec(f'i{bits}', LANES)}, ptr {old_slot}")
-        after = emit.op(f"insertelement {vec(f'i{bits}', LANES)} {before}, i{bits} {old}, i32 {lane}")
-        emit.do(f"store {vec(f'i{bits}', LANES)} {after}, ptr {old_slot}")
-    emit.jump(loop)
-    emit.start(done)
-    if returns:
-        target = ins.operands[0]
-        assert isinstance(target, Reg | Sink)
-        ctx.set(target, emit.op(f"load {vec(f'i{bits}', LANES)}, ptr {old_slot}"), f"i{bits}", LANES)
-
-
-def _atomic(ctx: Context, ins: Instruction, name: str, type_: str, scalar: str, pointer: str, parts: list[str]) -> str:
-    emit = ctx.emit
-    if name == "cas":
-        pair = emit.op(f"cmpxchg ptr {pointer}, {scalar} {parts[0]}, {scalar} {parts[1]} monotonic monotonic")
-        return emit.op(f"extractvalue {{ {scalar}, i1 }} {pair}, 0")
-    is_float = scalar in ("float", "double")
-    if name in ("min", "max"):
-        kind = ("f" if is_float else "" if type_[0] == "s" else "u") + name
-    else:
-        kind = "fadd" if is_float and name == "add" else _ATOMIC[name]
-    if is_float and kind not in ("fadd", "fmin", "fmax", "xchg"):
-        raise ctx.refuse(ins, "this atomic operation is not known for floats")
-    return emit.op(f"atomicrmw {kind} ptr {pointer}, {scalar} {parts[0]} monotonic")
