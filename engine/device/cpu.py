@@ -9,6 +9,7 @@ import ctypes
 import platform
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,15 +31,20 @@ from ptxtrain.engine.device.base import (
     check_launch,
 )
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.ptxcpu.checked.sanitizer import Launched, Sanitizer
+from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
 from ptxtrain.engine.ptxcpu.module import LoadedModule, load, make_task, pack_args
-from ptxtrain.engine.ptxcpu.runtime import Pool, Task, default_threads
+from ptxtrain.engine.ptxcpu.runtime import LaunchFailed, Pool, Task, default_threads
+
+MARGIN = 64 << 10  # bytes around an allocation in checked mode, so that its neighbours are not hit by a near miss
 
 
 class _CpuPlan(Plan):
     """Launches as an array of native tasks, with their argument buffers and code kept alive."""
 
-    def __init__(self, launches: Sequence[Launch]) -> None:
+    def __init__(self, launches: Sequence[Launch], sanitizer: Sanitizer | None = None) -> None:
         self.launches = tuple(launches)
+        self.watched: list[Launched] = []
         self.workspace = 0
         self.names = [launch.kernel.name for launch in launches]
         self._keep: list[object] = []
@@ -53,6 +59,15 @@ class _CpuPlan(Plan):
             self.tasks[i] = make_task(ready, packed, module.globals_address, launch.grid, launch.shared)
             self.workspace = max(self.workspace, ready.workspace + launch.shared)
             self._keep += [packed, ready]
+            if sanitizer is not None:
+                assert ready.checked is not None
+                params = zip(launch.args, launch.kernel.params, strict=True)
+                pointers = [(a.ptr, p.name) for a, p in params if isinstance(a, Buffer)]
+                watched = sanitizer.watch(
+                    *(ready.name, launch.kernel.path, ready.checked, launch.grid, launch.shared, pointers)
+                )
+                self.tasks[i].watch = watched.address
+                self.watched.append(watched)
 
 
 class _CpuEvent(Event):
@@ -72,13 +87,25 @@ class _CpuEvent(Event):
 
 
 class CpuDevice(Device):
-    """See `base.Device`. `threads` None: `$PTXTRAIN_THREADS`, else all cores that the process may use."""
+    """See `base.Device`.
+
+    Args:
+        threads: None for `$PTXTRAIN_THREADS`, else all cores that the process may use.
+        checked: run kernels in the checked mode (`ptxcpu.checked`), on one thread, so that what it finds comes in a fixed
+            order; None leaves it to `$PTXTRAIN_CHECKED`. A finding is raised as `CheckError` by the next call that waits.
+        schedule: the order of blocks and warps in checked mode: forward, reverse, random or random:SEED.
+    """
 
     kind = "cpu"
 
-    def __init__(self, threads: int | None = None) -> None:
-        self.threads = threads or default_threads()
+    def __init__(self, threads: int | None = None, *, checked: bool | None = None, schedule: str | None = None) -> None:
+        self.schedule = wanted(checked, schedule)
+        self._sanitizer = None if self.schedule is None else Sanitizer(self.schedule)
+        self.threads = 1 if self._sanitizer else threads or default_threads()
         self.name = f"{processor_name()}, {self.threads} thread{'s' if self.threads > 1 else ''}"
+        if self._sanitizer:
+            order = "" if self.schedule == Schedule() else f", {self.schedule} order"
+            self.name += f", checked{order}"
         self._pool = Pool(self.threads)
         self._queue: queue.SimpleQueue[Callable[[], None] | _CpuEvent | None] = queue.SimpleQueue()
         self._failure: BaseException | None = None
@@ -141,8 +168,14 @@ class CpuDevice(Device):
     # Memory
 
     def alloc(self, nbytes: int) -> Buffer:
-        owner = _host_bytes(nbytes)
-        return Buffer(owner.ctypes.data, nbytes, owner)
+        if self._sanitizer is None:
+            owner = _host_bytes(nbytes)
+            return Buffer(owner.ctypes.data, nbytes, owner)
+        owner = _host_bytes(nbytes, margin=MARGIN)
+        address, table = owner.ctypes.data, self._sanitizer.table
+        table.add(address, nbytes, "", written=False)
+        weakref.finalize(owner, table.remove, address)
+        return Buffer(address, nbytes, owner)
 
     def pinned(self, nbytes: int) -> Array:
         return _host_bytes(nbytes)
@@ -151,6 +184,7 @@ class CpuDevice(Device):
         _check_copy(dst, src)
         address, size = src.ctypes.data, src.nbytes
         self._queue.put(lambda: _copy(dst.ptr, address, size, (src, dst)))
+        self._mark_written(dst, size)
 
     def download(self, dst: Array, src: Buffer) -> None:
         _check_copy(src, dst)
@@ -161,6 +195,13 @@ class CpuDevice(Device):
 
     def fill(self, dst: Buffer, byte: int) -> None:
         self._queue.put(lambda: _set(dst, byte))
+        self._mark_written(dst, dst.nbytes)
+
+    def _mark_written(self, dst: Buffer, nbytes: int) -> None:
+        """Queue telling the checks that the host has written the start of `dst`."""
+        if self._sanitizer is not None:
+            table = self._sanitizer.table
+            self._queue.put(lambda: table.mark_written(dst.ptr, nbytes))
 
     # Kernels
 
@@ -169,21 +210,34 @@ class CpuDevice(Device):
         if found is None:
             module = self._modules.get(path)
             if module is None:
-                module = self._modules[path] = load(path)
+                checked, order = self.schedule is not None, str(self.schedule) if self.schedule else None
+                module = self._modules[path] = load(path, checked=checked, schedule=order)
+                if self._sanitizer is not None:
+                    module.register(self._sanitizer.table)
             function = module.tree.entry(entry)
             params = tuple(Param(p.name, p.type, p.nbytes) for p in function.params)
             found = self._kernels[path, entry] = Kernel(entry, params, path, module)
         return found
 
     def plan(self, launches: Sequence[Launch]) -> Plan:
-        return _CpuPlan(launches)
+        return _CpuPlan(launches, self._sanitizer)
 
     def run(self, plan: Plan) -> None:
         assert isinstance(plan, _CpuPlan)
         self._queue.put(lambda: self._run(plan))
 
     def _run(self, plan: _CpuPlan) -> None:
-        self._pool.run(plan.tasks, plan.names, plan.workspace)
+        if self._sanitizer is None:
+            self._pool.run(plan.tasks, plan.names, plan.workspace)
+            return
+        self._sanitizer.prepare(plan.watched)
+        try:
+            self._pool.run(plan.tasks, plan.names, plan.workspace)
+        except LaunchFailed as failed:
+            error = self._sanitizer.error(plan.watched[failed.index], failed.status)
+            if error is None:
+                raise
+            raise error from None
 
     def launch(self, launch: Launch) -> None:
         self.run(self.plan((launch,)))
@@ -195,13 +249,13 @@ class CpuDevice(Device):
         return f"cpu ptxcpu-{GENERATOR}"
 
 
-def _host_bytes(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Uninitialised bytes at a multiple of ALIGNMENT."""
+def _host_bytes(nbytes: int, margin: int = 0) -> npt.NDArray[np.uint8]:
+    """Uninitialised bytes at a multiple of ALIGNMENT, with `margin` unused ones on both sides."""
     try:
-        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        raw = np.empty(nbytes + ALIGNMENT + 2 * margin, np.uint8)
     except MemoryError as error:
         raise DeviceError(f"the host has no {nbytes:,} bytes of memory left; use a smaller micro-batch") from error
-    start = -raw.ctypes.data % ALIGNMENT
+    start = margin + -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 
 

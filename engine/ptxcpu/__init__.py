@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 
-def load(source: Path | str) -> LoadedModule:
+def load(source: Path | str, *, checked: bool | None = None, schedule: str | None = None) -> LoadedModule:
     """Load a PTX file by path, or PTX text; see `module.load`. Imports LLVM when first called."""
     from ptxtrain.engine.ptxcpu.module import load as load_module
 
-    return load_module(source)
+    return load_module(source, checked=checked, schedule=schedule)

@@ -80,8 +80,8 @@ def _linker() -> Any:
     return _llvm().create_lljit_compiler(_target_machine())
 
 
-def optimise(ir: str, *, level: int = 1) -> Any:
-    """Parse IR and run LLVM's standard passes.
+def optimise(ir: str, *, level: int = 1, vectorise: bool = False) -> Any:
+    """Parse IR and run LLVM's standard passes; `vectorise` turns its loops into vectors.
 
     Raises:
         PtxtrainError: LLVM refuses the text. That is this compiler's mistake, not the user's.
@@ -96,7 +96,7 @@ def optimise(ir: str, *, level: int = 1) -> Any:
     except RuntimeError as error:
         raise PtxtrainError(f"the CPU device's compiler made IR that LLVM refuses: {error}") from error
     options = llvm.create_pipeline_tuning_options(speed_level=level)
-    options.loop_vectorization = False
+    options.loop_vectorization = vectorise
     options.slp_vectorization = False
     passes = llvm.create_pass_builder(machine, options)
     passes.getModulePassManager().run(module, passes)
@@ -115,23 +115,23 @@ def _key(ir: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _compile(ir: str) -> tuple[int, bytes]:
-    module = optimise(ir)
+def _compile(ir: str, vectorise: bool) -> tuple[int, bytes]:
+    module = optimise(ir, level=2 if vectorise else 1, vectorise=vectorise)
     found = re.search(r"store volatile i64 (\d+), ptr @frame\.size", str(module)) if "@frame.size" in ir else None
     return int(found.group(1)) if found else 0, _target_machine().emit_object(module)
 
 
-def load(ir: str, names: tuple[str, ...]) -> Native:
-    """Machine code for the functions `names` of a module, from the cache or compiled.
+def load(ir: str, names: tuple[str, ...], *, vectorise: bool = False) -> Native:
+    """Machine code for the functions `names` of a module, from the cache or compiled; see `optimise`.
 
     A damaged cache file is compiled again.
     """
     with _lock:
-        key = _key(ir)
+        key = _key(f"{ir}; loops to vectors" if vectorise else ir)
         path = cache_dir("objects") / f"{key}.o"
         frame, code = _read(path)
         if code is None:
-            frame, code = _compile(ir)
+            frame, code = _compile(ir, vectorise)
             digest = hashlib.sha256(code).digest()
             write_once(path, _MAGIC + struct.pack("<Q", frame) + digest + code)
         llvm = _llvm()

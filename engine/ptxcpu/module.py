@@ -14,11 +14,15 @@ import numpy.typing as npt
 
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.ptxcpu import jit
+from ptxtrain.engine.ptxcpu.checked.memory import Table
+from ptxtrain.engine.ptxcpu.checked.sanitizer import Sanitizer
+from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
 from ptxtrain.engine.ptxcpu.inline import function_address
+from ptxtrain.engine.ptxcpu.lower.checks import GAP
 from ptxtrain.engine.ptxcpu.lower.function import RUN, layout_globals, layout_params, lower_entry
 from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 from ptxtrain.engine.ptxcpu.parser import parse
-from ptxtrain.engine.ptxcpu.runtime import Memory, Pool, Ready, Task, default_threads
+from ptxtrain.engine.ptxcpu.runtime import LaunchFailed, Memory, Pool, Ready, Task, default_threads
 from ptxtrain.engine.ptxcpu.tree import Function, Module, PtxError, Span, Variable
 
 Dim3 = tuple[int, int, int]
@@ -33,16 +37,20 @@ def shared_pool(threads: int) -> Pool:
 
 
 class LoadedModule:
-    """A PTX file on the CPU. Module-scope variables live as long as it does."""
+    """A PTX file on the CPU. Module-scope variables live as long as it does.
 
-    def __init__(self, tree: Module) -> None:
-        self.tree = tree
+    With a `schedule` its kernels are compiled for the checked mode.
+    """
+
+    def __init__(self, tree: Module, schedule: Schedule | None = None) -> None:
+        self.tree, self.schedule = tree, schedule
+        self.gap = 0 if schedule is None else GAP
         self._ready: dict[tuple[str, Dim3], Ready] = {}
         self._lock = threading.Lock()
         self._globals = self._place_globals()
 
     def _place_globals(self) -> Memory:
-        offsets, size = layout_globals(self.tree, next(iter(self.tree.functions.values())))
+        offsets, size = layout_globals(self.tree, next(iter(self.tree.functions.values())), self.gap)
         memory = Memory(max(size, 1))
         ctypes.memset(memory.address, 0, memory.nbytes)
         owners = (self.tree.variables, *(f.variables for f in self.tree.functions.values()))
@@ -65,6 +73,16 @@ class LoadedModule:
     def globals_address(self) -> int:
         return self._globals.address
 
+    def register(self, table: Table) -> None:
+        """Let kernels touch the module's variables."""
+        functions = self.tree.functions.values()
+        offsets, _ = layout_globals(self.tree, next(iter(functions)), self.gap)
+        for owner in (self.tree.variables, *(f.variables for f in functions)):
+            for name, variable in owner.items():
+                if name in offsets:
+                    start, const = self.globals_address + offsets[name], variable.space == "const"
+                    table.add(start, variable.nbytes, name, written=True, writable=not const, const=const)
+
     def ready(self, entry: str, block: Dim3) -> Ready:
         """`entry` compiled for blocks of this shape."""
         with self._lock:
@@ -78,16 +96,16 @@ class LoadedModule:
             raise PtxtrainError(f"{function.name} requires blocks of {function.reqntid}, got {block}")
         if min(block) < 1 or block[0] * block[1] * block[2] > MAX_THREADS:
             raise PtxtrainError(f"{function.name}: block {block} is outside 1 to {MAX_THREADS} threads")
-        lowered = lower_entry(self.tree, function, block)
+        lowered = lower_entry(self.tree, function, block, checked=self.schedule is not None)
         native = jit.load(lowered.ir, (RUN,))
         frame = (native.frame_bytes + ALIGN - 1) // ALIGN * ALIGN
         shared = (lowered.shared + ALIGN - 1) // ALIGN * ALIGN
         workspace = CONTROL + shared + ALIGN + lowered.warps * (lowered.local + frame)
-        return Ready(function.name, native.addresses[RUN], workspace, native)
+        return Ready(function.name, native.addresses[RUN], workspace, native, lowered.checked)
 
     def ir(self, entry: str, block: Dim3) -> str:
         """The LLVM IR of an entry, before optimisation."""
-        return lower_entry(self.tree, self.tree.entry(entry), block).ir
+        return lower_entry(self.tree, self.tree.entry(entry), block, checked=self.schedule is not None).ir
 
     def launch(
         self,
@@ -104,13 +122,54 @@ class LoadedModule:
         Raises:
             PtxtrainError: arguments that do not fit the signature, or an instruction that is not known.
             DeviceError: the kernel trapped or deadlocked.
+            CheckError: a check of the checked mode failed; one thread runs then, and `threads` is not looked at.
         """
         function = self.tree.entry(entry)
         packed = pack_args(function, [pointer_of(a) for a in args])
         ready = self.ready(entry, block)
         tasks = (Task * 1)(make_task(ready, packed, self.globals_address, grid, shared))
+        if self.schedule is not None:
+            self._launch_checked(ready, tasks, grid, shared, args)
+            return
         pool = shared_pool(threads or default_threads())
         pool.run(tasks, (entry,), ready.workspace + shared)
+
+    def _launch_checked(
+        self, ready: Ready, tasks: ctypes.Array[Task], grid: Dim3, shared: int, args: Sequence[Any]
+    ) -> None:
+        assert ready.checked is not None
+        sanitizer = Sanitizer(self.schedule)
+        self.register(sanitizer.table)
+        params = self.tree.entry(ready.name).params
+        named = [(a, p.name) for a, p in zip(args, params, strict=True) if isinstance(a, np.ndarray)]
+        for start, nbytes, name, writable in merged(named):
+            sanitizer.table.add(start, nbytes, name, written=True, writable=writable)
+        pointers = [(a.ctypes.data, name) for a, name in named]
+        launched = sanitizer.watch(ready.name, self.tree.path, ready.checked, grid, shared, pointers)
+        tasks[0].watch = launched.address
+        sanitizer.prepare((launched,))
+        try:
+            shared_pool(1).run(tasks, (ready.name,), ready.workspace + shared)
+        except LaunchFailed as failed:
+            error = sanitizer.error(launched, failed.status)
+            if error is None:
+                raise
+            raise error from None
+
+
+def merged(arrays: Sequence[tuple[npt.NDArray[Any], str]]) -> list[tuple[int, int, str, bool]]:
+    """Start, bytes, name and whether it may be written of each range that arrays cover; overlapping ones are one range."""
+    found: list[tuple[int, int, str, bool]] = []
+    for array, name in sorted(arrays, key=lambda a: a[0].ctypes.data):
+        start, writable = array.ctypes.data, bool(array.flags.writeable)
+        if found and start < found[-1][0] + found[-1][1]:
+            first, size, names, before = found.pop()
+            end = max(first + size, start + array.nbytes)
+            names = names if name in names.split(" and ") else f"{names} and {name}"
+            found.append((first, end - first, names, writable or before))
+        else:
+            found.append((start, array.nbytes, name, writable))
+    return found
 
 
 def pointer_of(argument: Any) -> np.generic:
@@ -155,24 +214,30 @@ def make_task(ready: Ready, packed: npt.NDArray[np.uint8], globals_: int, grid: 
     return Task(ready.run, packed.ctypes.data, globals_, *grid, shared, blocks)
 
 
-def load(source: Path | str) -> LoadedModule:
+def load(source: Path | str, *, checked: bool | None = None, schedule: str | None = None) -> LoadedModule:
     """Load a PTX file, given by its path or (a string with a line break) its text.
+
+    Args:
+        source: a path or the text.
+        checked: compile for the checked mode; None leaves it to `$PTXTRAIN_CHECKED`.
+        schedule: the order of blocks and warps in checked mode: forward, reverse, random or random:SEED.
 
     Raises:
         PtxError: the text is malformed: file, line, column.
         PtxtrainError: the file cannot be read.
     """
+    order = wanted(checked, schedule)
     if isinstance(source, str) and "\n" in source:
-        return LoadedModule(_checked(parse(source, Path("<text>"))))
+        return LoadedModule(_with_entry(parse(source, Path("<text>"))), order)
     path = Path(source)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise PtxtrainError(f"cannot read {path}: {error}") from error
-    return LoadedModule(_checked(parse(text, path)))
+    return LoadedModule(_with_entry(parse(text, path)), order)
 
 
-def _checked(tree: Module) -> Module:
+def _with_entry(tree: Module) -> Module:
     if not any(f.is_entry for f in tree.functions.values()):
         raise PtxError("there is no .entry in this file", tree.path, Span(1, 1))
     return tree

@@ -30,63 +30,66 @@ from ptxtrain.engine.ptxcpu.checked.view import (
     field,
     init_bytes,
     kind_bit,
+    resolve,
     word_records,
 )
+from ptxtrain.engine.ptxcpu.lower.emitter import vec
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
 
 Report: TypeAlias = Callable[..., None]
 
 
+CHUNK = 8  # words that the quick checks take at once
+
+# Init bytes of a word: all of them written; the bit that says that a copy is under way.
+_ALL_WRITTEN, _ANY_PENDING = 0x01010101, 0x02020202
+
+
 def define_quick(library: Library, name: str, records: Records) -> None:
     """`name(chk, warp, site, entry, address, count, who, shift)`: whole words; 1 where a closer look is needed.
 
-    Lane i of the span is `who + i`, its bytes 1 << shift. Nothing is changed where it gives 1.
+    Lane i of the span is `who + i`, its bytes 1 << shift. Words that pass are entered into the records at once: what is
+    looked at again afterwards finds the thread's own records there, which changes nothing.
     """
     parameters = ("ptr", "i32", "ptr", "ptr", "i64", "i64", "i64", "i64")
     with library.function(name, parameters) as (c, (chk, warp, site, entry, address, count, who, shift)):
         view = View(c, chk, warp, records)
         kind = c.load("i32", site, SITE["kind"])
-        writes = kind_bit(kind, state.WRITE)
-        writers, readers = (word_records(c, entry, n, address) for n in ("writers", "readers"))
         init = init_bytes(c, entry, address)
+        writers, readers = (word_records(c, entry, n, address) for n in ("writers", "readers"))
+        stamp = view.stamp(c.load("i32", site, SITE["index"]), kind_bit(kind, state.STRONG))
+        needs = (kind & (state.READ | state.NO_INIT)).is_(state.READ)
+        mask, expected = needs.pick(c.i32(-1), c.i32(_ANY_PENDING)), needs.pick(c.i32(_ALL_WRITTEN), c.i32(0))
         words = count >> 2
-        bad = c.var(c.i64(0))
+        bad = c.var(c.i32(0))
 
-        def note(condition: Value) -> None:
-            bad.set(bad.get() | condition.to("i64"))
+        def look(i: Value, lanes: int, writes: bool) -> None:
+            thread = ((c.numbers(i, lanes) << 2) >> shift) + who
+            shadow = c.load(vec("i32", lanes), init, i << 2)
+            writer, reader = (c.load(vec("i64", lanes), p, i << 3) for p in (writers, readers))
+            wrong = ((shadow & mask) ^ expected).is_not(0) | ~view.settled(writer, thread)
+            if writes:
+                wrong = wrong | ~view.settled(reader, thread)
+                c.store(wrong.pick(writer, view.stamped(stamp, thread)), writers, i << 3)
+            else:
+                split = view.mixed(reader) & view.alive(reader)
+                wrong = wrong | split
+                c.store(wrong.pick(reader, view.merge(reader, thread, stamp)), readers, i << 3)
+            bad.set(bad.get() | wrong.any().to("i32"))
 
-        with c.when((kind & (state.READ | state.NO_INIT)).is_(state.READ)), c.count(count) as i:
-            note(c.load("i8", init, i).is_not(state.WRITTEN))
-        with c.when(field(c, chk, "queued").is_not(0)), c.count(count) as i:
-            note(c.load("i8", init, i).is_(state.PENDING_COPY))
-        with c.count(words) as i:
-            note(~view.settled(c.load("i64", writers, i * 8), who + ((i << 2) >> shift)))
+        def all_words(writes: bool) -> None:
+            whole = words & ~(CHUNK - 1)
+            index = c.var(c.i64(0))
+            for lanes, end in ((CHUNK, whole), (1, words)):
+                with c.loop(lambda end=end: index.get() < end):  # type: ignore[misc]
+                    look(index.get(), lanes, writes)
+                    index.set(index.get() + lanes)
 
-        def writing() -> None:
-            with c.count(words) as i:
-                note(~view.settled(c.load("i64", readers, i * 8), who + ((i << 2) >> shift)))
-
-        def reading() -> None:
-            with c.count(words) as i:
-                record = c.load("i64", readers, i * 8)
-                note(view.mixed(record) & view.alive(record))
-
-        c.choose(writes, writing, reading)
+        c.choose(kind_bit(kind, state.WRITE), lambda: all_words(True), lambda: all_words(False))
         with c.when(bad.get().is_not(0)):
             c.give(1)
-        stamp = view.stamp(c.load("i32", site, SITE["index"]), kind_bit(kind, state.STRONG))
-
-        def write() -> None:
-            with c.count(words) as i:
-                c.store(view.stamped(stamp, who + ((i << 2) >> shift)), writers, i * 8)
+        with c.when(kind_bit(kind, state.WRITE)):
             c.fill(init, state.WRITTEN, count)
-
-        def read() -> None:
-            with c.count(words) as i:
-                old = c.load("i64", readers, i * 8)
-                c.store(view.merge(old, who + ((i << 2) >> shift), stamp), readers, i * 8)
-
-        c.choose(writes, write, read)
 
 
 def define_exact(library: Library, name: str, records: Records) -> None:
@@ -248,7 +251,7 @@ def define_span(library: Library) -> None:
         align = c.load("i32", site, SITE["align"]).to("i64")
         kind, space = c.load("i32", site, SITE["kind"]), c.load("i32", site, SITE["space"])
         shift = c.load("i32", site, SITE["shift"]).to("i64")
-        found = c.call("resolve", cta, chk, site, address, count, (warp << 5) + lane)
+        found = resolve(c, cta, chk, site, address, count, (warp << 5) + lane)
         with c.when(found.is_not(0) & (address & (align - 1)).is_(0)):
             entry = found.to("ptr")
             flags = c.load("i64", entry, at(Entry, "flags"))

@@ -1,7 +1,7 @@
-"""A small structured language over LLVM IR text, for the checks' own code: scalars, `when`, `loop`, `count`, functions.
+"""A small structured language over LLVM IR text, for the checks' own code: `when`, `loop`, `count`, functions.
 
-Values are typed and build instructions by Python's operators; all integers are unsigned. Variables are stack slots,
-which LLVM turns into registers.
+Values are typed (scalars, or vectors such as `<8 x i64>`, to which scalars beside them are spread) and build instructions
+by Python's operators; all integers are unsigned. Variables are stack slots, which LLVM turns into registers.
 """
 
 from __future__ import annotations
@@ -11,22 +11,32 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from ptxtrain.engine.ptxcpu.lower.emitter import Emitter, integer
+from ptxtrain.engine.ptxcpu.lower.emitter import Emitter, integer, iota, splat, vec
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Value:
-    """An IR value of type i1, i8, i32, i64 or ptr."""
+    """An IR value of type i1, i8, i32, i64 or ptr, or a vector of integers."""
 
     code: Code
     type: str
     name: str
 
+    @property
+    def bits(self) -> int:
+        return int(self.type.rsplit("i", 1)[1].rstrip(">"))
+
+    @property
+    def lanes(self) -> int:
+        return int(self.type[1:].split(" ")[0]) if self.type.startswith("<") else 1
+
     def _other(self, other: Number) -> str:
         if isinstance(other, Value):
+            if other.lanes == 1 and self.lanes > 1:
+                return self.code.emit.broadcast(other.type, other.name, self.lanes)
             assert other.type == self.type, (self.type, other.type)
             return other.name
-        return str(integer(int(other), int(self.type[1:])))
+        return splat(f"i{self.bits}", integer(int(other), self.bits), self.lanes)
 
     def _binary(self, op: str, other: Number) -> Value:
         return self.code.op(self.type, f"{op} {self.type} {self.name}, {self._other(other)}")
@@ -65,7 +75,7 @@ class Value:
         return self._binary("xor", -1)
 
     def _compare(self, relation: str, other: Number) -> Value:
-        return self.code.op("i1", f"icmp {relation} {self.type} {self.name}, {self._other(other)}")
+        return self.code.op(vec("i1", self.lanes), f"icmp {relation} {self.type} {self.name}, {self._other(other)}")
 
     def is_(self, other: Number) -> Value:
         return self._compare("eq", other)
@@ -92,15 +102,27 @@ class Value:
         if self.type == "ptr" or type_ == "ptr":
             kind = "ptrtoint" if self.type == "ptr" else "inttoptr"
         else:
-            kind = "trunc" if int(type_[1:]) < int(self.type[1:]) else "zext"
+            kind = "trunc" if int(type_[1:]) < self.bits else "zext"
+            type_ = vec(type_, self.lanes)
         return self.code.op(type_, f"{kind} {self.type} {self.name} to {type_}")
 
     def pick(self, yes: Number, no: Number) -> Value:
-        """`self ? yes : no`; at least one of them is a value."""
-        typed = yes if isinstance(yes, Value) else no
-        assert isinstance(typed, Value) and self.type == "i1"
+        """`self ? yes : no`; at least one of them is a value (of as many lanes as `self`, or one)."""
+        given = [v for v in (yes, no) if isinstance(v, Value)]
+        typed = max(given, key=lambda v: v.lanes)
+        assert self.bits == 1
+        if typed.lanes < self.lanes:
+            name = self.code.emit.broadcast(typed.type, typed.name, self.lanes)
+            typed = Value(self.code, vec(typed.type, self.lanes), name)
         t = typed.type
-        return self.code.op(t, f"select i1 {self.name}, {t} {typed._other(yes)}, {t} {typed._other(no)}")
+        return self.code.op(t, f"select {self.type} {self.name}, {t} {typed._other(yes)}, {t} {typed._other(no)}")
+
+    def any(self) -> Value:
+        """Of a vector of i1: whether one of them is true."""
+        if self.lanes == 1:
+            return self
+        t = f"i{self.lanes}"
+        return self.code.op(t, f"bitcast {self.type} {self.name} to {t}").is_not(0)
 
 
 Number: TypeAlias = "Value | int"
@@ -141,6 +163,12 @@ class Code:
     def null(self) -> Value:
         return Value(self, "ptr", "null")
 
+    def numbers(self, first: Value, lanes: int) -> Value:
+        """first, first + 1, … as a vector; `first` itself for one lane."""
+        if lanes == 1:
+            return first
+        return Value(self, vec("i64", lanes), iota("i64", 1, lanes)) + first
+
     def var(self, initial: Value) -> Var:
         slot = Var(self, initial.type, self.emit.alloca(initial.type))
         slot.set(initial)
@@ -148,11 +176,13 @@ class Code:
 
     def load(self, type_: str, pointer: Value, offset: Number = 0) -> Value:
         at = pointer if isinstance(offset, int) and offset == 0 else pointer + offset
-        return self.op(type_, f"load {type_}, ptr {at.name}")
+        bytes_ = "" if not type_.startswith("<") else f", align {int(type_.rsplit('i', 1)[1].rstrip('>')) // 8}"
+        return self.op(type_, f"load {type_}, ptr {at.name}{bytes_}")
 
     def store(self, value: Value, pointer: Value, offset: Number = 0) -> None:
         at = pointer if isinstance(offset, int) and offset == 0 else pointer + offset
-        self.emit.do(f"store {value.type} {value.name}, ptr {at.name}")
+        align = f", align {value.bits // 8}" if value.lanes > 1 else ""
+        self.emit.do(f"store {value.type} {value.name}, ptr {at.name}{align}")
 
     def fill(self, pointer: Value, byte: int, count: Value) -> None:
         name = self.emit.declare("llvm.memset.p0.i64", "void", "ptr, i8, i64, i1")

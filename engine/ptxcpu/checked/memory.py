@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import threading
+from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -76,15 +77,19 @@ class Region:
 
 @dataclass
 class Table:
-    """The regions by address. Changes are taken over by `native`, which runs between launches."""
+    """The regions by address. Changes are taken over by `native`, which runs between launches.
+
+    `remove` may be called by the garbage collector at any time, so it only puts the address down for later.
+    """
 
     regions: dict[int, Region] = field(default_factory=dict)
     freed: list[tuple[int, int, str]] = field(default_factory=list)  # start, bytes, name; the newest last
 
     def __post_init__(self) -> None:
         self._lock = threading.RLock()
+        self._gone: deque[int] = deque()
         self._starts: list[int] | None = None
-        self._rows: Words = np.zeros((0, 8), np.uint64)
+        self._rows: Words | None = None
 
     def add(
         self, start: int, nbytes: int, name: str, *, written: bool, writable: bool = True, const: bool = False
@@ -93,18 +98,24 @@ class Table:
         flags = (state.WRITABLE if writable else 0) | (state.IS_CONST if const else 0)
         region = Region(start, nbytes, name, flags, Shadow.of(start, nbytes, written))
         with self._lock:
+            self._settle()
             self.regions[start] = region
-            self._starts = None
+            self._starts = self._rows = None
 
     def remove(self, start: int) -> None:
         """The memory at `start` is free again."""
-        with self._lock:
+        self._gone.append(start)
+
+    def _settle(self) -> None:
+        while self._gone:
+            start = self._gone.popleft()
             region = self.regions.pop(start, None)
             if region is not None:
                 self.freed = [*self.freed[1 - REMEMBERED :], (start, region.nbytes, region.name)]
-            self._starts = None
+                self._starts = self._rows = None
 
     def _sorted(self) -> list[int]:
+        self._settle()
         if self._starts is None:
             self._starts = sorted(self.regions)
         return self._starts
@@ -112,13 +123,11 @@ class Table:
     def native(self) -> Words:
         """The entries as native code reads them, [regions, 8]; they must live as long as a launch that reads them."""
         with self._lock:
-            fresh = self._starts is None
-            starts = self._sorted()
-            if fresh:
-                rows = np.array([self.regions[s].row() for s in starts if self.regions[s].nbytes], dtype=object)
-                self._rows = np.array(
-                    [[v % (1 << 64) for v in row] for row in rows.tolist()], np.uint64
-                ).reshape(-1, 8)  # fmt: skip
+            self._settle()
+            if self._rows is None:
+                regions = [self.regions[s] for s in self._sorted()]
+                rows = [[value % (1 << 64) for value in r.row()] for r in regions if r.nbytes]
+                self._rows = np.array(rows, np.uint64).reshape(-1, 8)
             return self._rows
 
     def find(self, address: int) -> Region | None:
@@ -147,6 +156,7 @@ class Table:
     def forget(self) -> None:
         """Drop who touched what, in every region."""
         with self._lock:
+            self._settle()
             for region in self.regions.values():
                 region.shadow.forget()
-            self._starts = None
+            self._starts = self._rows = None

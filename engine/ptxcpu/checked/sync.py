@@ -179,8 +179,9 @@ def define_warp(library: Library) -> None:
         with c.when(absent.is_not(0)):
             _fail(c, cta, state.INACTIVE_MEMBER, site, warp, here, absent)
     with library.function("whole_warp", ("ptr", "i32", "i32", "ptr"), external=True) as (c, (cta, warp, here, site)):
-        with c.when(here.is_not(-1)):
-            _fail(c, cta, state.PARTIAL_WARP, site, warp, here, ~here)
+        missing = ~here
+        with c.when(missing.is_not(0)):
+            _fail(c, cta, state.PARTIAL_WARP, site, warp, here, missing)
     with library.function("fence", ("ptr", "i32", "i32"), external=True) as (c, (cta, warp, globally)):
         chk = checker_of(c, cta)
         c.store(_tick(c, chk), row(c, chk, "fenced", warp))

@@ -61,7 +61,7 @@ def define_resolve(library: Library) -> None:
         offset = address - c.load("i64", cta, FIELDS["shared"])
         inside = offset < c.load("i32", cta, FIELDS["shared.bytes"]).to("i64")
         with c.when(space.is_(state.SHARED) | (generic & inside)):
-            _search_ranges(c, watch, "shared", offset, count, chk + at(Checker, "shared"))
+            _search_ranges(c, watch, "shared", offset, count, chk + at(Checker, "shared"), site)
             c.give(0)
         lane_bytes = c.load("i32", watch, at(Watch, "local_bytes")).to("i64")
         offset = address - c.load("i64", cta, FIELDS["local"])
@@ -69,16 +69,12 @@ def define_resolve(library: Library) -> None:
         with c.when(space.is_(state.LOCAL) | (generic & (offset < total))):
             mine = offset - lane_bytes * thread.to("i64")
             with c.when(mine < lane_bytes):
-                _search_ranges(c, watch, "local", mine, count, chk + at(Checker, "local"))
+                _search_ranges(c, watch, "local", mine, count, chk + at(Checker, "local"), None)
             c.give(0)
         entries = field(c, chk, "entries")
         with c.when(entries.is_(0)):
             c.give(0)
         table = field(c, chk, "table", "ptr")
-        cached = c.load("i32", site, SITE["cache"]).to("i64")
-        first = table + (cached < entries).pick(cached, 0) * 64
-        with c.when(_holds(c, first, address, count)):
-            c.give(first.to("i64"))
         # The last entry that starts at or before the address.
         low, high = c.var(c.i64(0)), c.var(entries)
         with c.loop(lambda: high.get() - low.get() > 1):
@@ -92,18 +88,50 @@ def define_resolve(library: Library) -> None:
             c.give(found.to("i64"))
 
 
+def resolve(c: Code, cta: Value, chk: Value, site: Value, address: Value, count: Value, thread: Value) -> Value:
+    """As `@resolve`, with what the site met last tried in line."""
+    space = c.load("i32", site, SITE["space"])
+    cached = c.load("i32", site, SITE["cache"]).to("i64")
+    found = c.var(c.i64(0))
+
+    def in_shared() -> None:
+        watch = field(c, chk, "watch", "ptr")
+        offset = address - c.load("i64", cta, FIELDS["shared"])
+        known = c.load("i32", watch, at(Watch, "shared_ranges")).to("i64")
+        with c.when(cached < known):
+            one = c.load("ptr", watch, at(Watch, "shared_at")) + cached * 16
+            start, end = c.load("i64", one), c.load("i64", one, 8)
+            with c.when((start <= offset) & (offset < end) & (end - offset >= count)):
+                found.set((chk + at(Checker, "shared")).to("i64"))
+
+    def in_table() -> None:
+        with c.when((space <= state.GLOBAL) & (cached < field(c, chk, "entries"))):
+            one = field(c, chk, "table", "ptr") + cached * 64
+            with c.when(_holds(c, one, address, count)):
+                found.set(one.to("i64"))
+
+    c.choose(space.is_(state.SHARED), in_shared, in_table)
+    with c.when(found.get().is_(0)):
+        found.set(c.call("resolve", cta, chk, site, address, count, thread))
+    return found.get()
+
+
 def _holds(c: Code, entry: Value, address: Value, count: Value) -> Value:
     start, end = c.load("i64", entry), c.load("i64", entry, at(Entry, "end"))
     return (start <= address) & (address < end) & (end - address >= count)
 
 
-def _search_ranges(c: Code, watch: Value, space: str, offset: Value, count: Value, entry: Value) -> None:
+def _search_ranges(
+    c: Code, watch: Value, space: str, offset: Value, count: Value, entry: Value, site: Value | None
+) -> None:
     ranges = c.load("ptr", watch, at(Watch, f"{space}_at"))
     number = c.load("i32", watch, at(Watch, f"{space}_ranges")).to("i64")
     with c.count(number) as i:
         one = ranges + i * 16
         start, end = c.load("i64", one), c.load("i64", one, 8)
         with c.when((start <= offset) & (offset < end) & (end - offset >= count)):
+            if site is not None:
+                c.store(i.to("i32"), site, SITE["cache"])
             c.give(entry.to("i64"))
 
 
@@ -185,12 +213,12 @@ class View:
         other = self.who(old)
         joins = self.alive(old) & other.is_not(who if self.shared else self.block)
         if self.shared:
-            several = self.same_warp(other).pick(self.team, self.records.many)
-            return stamp | joins.pick(several, who)
-        return stamp | joins.pick(self.c.i64(self.records.many), self.block)
+            several = self.same_warp(other).pick(self.team, self.c.i64(self.records.many))
+            return joins.pick(several, who) | stamp
+        return joins.pick(self.c.i64(self.records.many), self.block) | stamp
 
     def stamped(self, stamp: Value, who: Value) -> Value:
-        return stamp | (who if self.shared else self.block)
+        return (who if self.shared else self.block) | stamp
 
 
 def word_records(c: Code, entry: Value, name: str, address: Value) -> Value:

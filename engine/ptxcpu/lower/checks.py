@@ -293,15 +293,12 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
         ctx = self.ctx
         if ins.has("warp"):
             site = self.site(ins)
-            members = self._member_mask(ins.operands[0])
+            members = warp._warp_value(ctx, ins.operands[0])
             self._run("warp_barrier", self._warp_arguments(members, site))
             return
-        numbers = [o for o in ins.operands if isinstance(o, Reg | Imm) and not _is_predicate(o)]
-        start = 1 if ins.has("red") else 0
-        if len(numbers) <= start or not all(ctx.info(o).uniform for o in numbers[start : start + 2]):
-            return
-        number = ctx.get(numbers[start], "i32", 1)
-        count = ctx.get(numbers[start + 1], "i32", 1) if len(numbers) > start + 1 else "0"
+        numbers = ins.operands[1:-1] if ins.has("red") else ins.operands
+        number = warp._warp_value(ctx, numbers[0])
+        count = warp._warp_value(ctx, numbers[1]) if len(numbers) > 1 else "0"
         self._run(
             "barrier",
             [
@@ -313,15 +310,11 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
     def _warp_arguments(self, members: str, site: str) -> list[tuple[str, str]]:
         return [("i32", "%warp"), ("i32", self._here()), ("i32", members), ("i32", self._alive()), ("ptr", site)]
 
-    def _member_mask(self, mask: Operand) -> str:
-        ctx = self.ctx
-        return ctx.get(mask, "i32", 1) if ctx.info(mask).uniform else warp._first_lane(ctx, mask)
-
     def _members(self, ins: Instruction, mask: Operand, site: str) -> None:
         info = self.ctx.info(mask)
         if self._all_here() and info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF:
             return
-        self._run("members", self._warp_arguments(self._member_mask(mask), site))
+        self._run("members", self._warp_arguments(warp._warp_value(self.ctx, mask), site))
 
     def _shuffle(self, ins: Instruction) -> None:
         """Each lane that takes another's value must find that lane here, and in the mask."""
@@ -336,7 +329,7 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
         mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
         b, c = ins.operands[2:4]
         here = self._here()
-        active = emit.op(f"and i32 {here}, {self._member_mask(mask)}")
+        active = emit.op(f"and i32 {here}, {warp._warp_value(self.ctx, mask)}")
         known = [ctx.info(o) for o in (b, c)]
         if all(k.uniform and k.const is not None for k in known):
             order, inside = warp._known_sources(mode, (known[0].const or 0) % 32, known[1].const or 0)
@@ -407,10 +400,6 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
             ],
         )
         return True
-
-
-def _is_predicate(operand: Operand) -> bool:
-    return isinstance(operand, Reg) and operand.type == "pred"
 
 
 def _count(ins: Instruction) -> int:

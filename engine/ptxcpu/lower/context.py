@@ -10,6 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, integer, iota, splat, vec
@@ -28,6 +29,9 @@ from ptxtrain.engine.ptxcpu.tree import (
     Symbol,
 )
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Info, Shape
+
+if TYPE_CHECKING:
+    from ptxtrain.engine.ptxcpu.lower.checks import Checks
 
 ALL_LANES = splat("i1", "true", LANES)
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
@@ -82,6 +86,7 @@ class Context:
         self.fragments: dict[str, tuple[int, int]] = {}  # registers of matrix operands -> (fragment, position)
         self.uses_dot = False  # whether the processor's own bf16 products may be used
         self.local_bytes = 0  # of one lane's local memory
+        self.checks: Checks | None = None  # the checked mode's
 
     # Errors
 

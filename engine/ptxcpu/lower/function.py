@@ -17,6 +17,7 @@ from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
 from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
 from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
+from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
 from ptxtrain.engine.ptxcpu.lower.atomics import lower_atom
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
@@ -96,27 +97,31 @@ class Lowered:
     shared: int
     local: int  # of one warp
     coroutine: bool
+    checked: Checked | None = None
 
 
-def layout(variables: list[Variable]) -> tuple[dict[str, int], int]:
-    """Offsets of variables one after another at their alignments, and the end; arrays without a size come last."""
+def layout(variables: list[Variable], gap: int = 0) -> tuple[dict[str, int], int]:
+    """Offsets of variables one after another at their alignments, and the end; arrays without a size come last.
+
+    `gap` bytes are left free behind each.
+    """
     offsets: dict[str, int] = {}
     end = 0
     for variable in sorted(variables, key=lambda v: v.nbytes == 0):
         align = max(variable.align, 16 if variable.nbytes == 0 else 1)
         end = (end + align - 1) // align * align
         offsets[variable.name] = end
-        end += variable.nbytes
+        end += variable.nbytes + (gap if variable.nbytes else 0)
     return offsets, end
 
 
-def lower_entry(module: Module, function: Function, block: tuple[int, int, int]) -> Lowered:
-    """Lower `function` for blocks of this shape.
+def lower_entry(module: Module, function: Function, block: tuple[int, int, int], *, checked: bool = False) -> Lowered:
+    """Lower `function` for blocks of this shape; `checked` with calls of the checks.
 
     Raises:
         PtxError: it uses an instruction, or a form of one, that this compiler does not know.
     """
-    return _Driver(module, function, Shape(*block)).lower()
+    return _Driver(module, function, Shape(*block), checked).lower()
 
 
 def _used_symbols(blocks: list[Block]) -> set[str]:
@@ -136,7 +141,7 @@ def _used_symbols(blocks: list[Block]) -> set[str]:
 
 
 class _Driver:
-    def __init__(self, module: Module, function: Function, shape: Shape) -> None:
+    def __init__(self, module: Module, function: Function, shape: Shape, checked: bool = False) -> None:
         function = inline_calls(module, function)
         self.module, self.function, self.shape = module, function, shape
         self.blocks = build_blocks(function)
@@ -146,15 +151,19 @@ class _Driver:
         self.variables = {n: v for n, v in visible.items() if n in used or (v.space == "shared" and v.nbytes == 0)}
         params, _ = layout_params(function)
         by_space = {s: [v for v in self.variables.values() if v.space == s] for s in ("shared", "local")}
-        self.shared_at, self.shared = layout(by_space["shared"])
-        self.local_at, local = layout(by_space["local"])
-        self.global_at, _ = layout_globals(module, function)
+        gap = GAP if checked else 0
+        self.shared_at, self.shared = layout(by_space["shared"], gap)
+        self.local_at, local = layout(by_space["local"], gap and LOCAL_GAP)
+        self.global_at, _ = layout_globals(module, function, gap)
         self.local = (local + 15) // 16 * 16
         aligns = {n: v.align for n, v in self.variables.items()}
         for table in (self.shared_at, self.local_at):
             aligns.update({n: at & -at if at else 1 << 20 for n, at in table.items()})
         self.analysis = Analysis(function, self.blocks, shape, {})
         self.ctx = Context(module, self.analysis, shape)
+        self.checks = self.ctx.checks = Checks(self.ctx, self._alive) if checked else None
+        self.at = -1  # the block that is being lowered
+        self.region: Region | None = None  # and the region that it is in
         self.ctx.local_bytes = self.local
         self.ctx.uses_dot = has_bf16_dot()
         allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis))
@@ -306,6 +315,14 @@ class _Driver:
         body = "\n".join(emit.lines)
         warp = self._warp_function(body, partial)
         coroutine = ctx.has_barrier
+        loop = runner.block_loop(
+            RUN,
+            warps=shape.warps,
+            shared=self.shared,
+            local=self.local * LANES,
+            coroutine=coroutine,
+            checked=self.checks is not None,
+        )
         parts = [
             f"; {self.function.name} of {self.module.path.name} for blocks of {shape.x} x {shape.y} x {shape.z}",
             *emit.declarations.values(),
@@ -313,14 +330,52 @@ class _Driver:
             runner.COROUTINE_DECLARATIONS if coroutine else "",
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.trap()",
-            runner.helpers(shape.warps, reduces=ctx.has_reduction) if coroutine else "",
+            runner.helpers(shape.warps, reduces=ctx.has_reduction, checked=self.checks is not None) if coroutine else "",
+            self.checks.definitions() if self.checks else "",
             warp,
-            runner.block_loop(
-                RUN, warps=shape.warps, shared=self.shared, local=self.local * LANES, coroutine=coroutine
-            ),
+            loop,
             "!0 = !{}",
         ]
-        return Lowered("\n".join(parts), shape.warps, self.shared, self.local * LANES, coroutine)
+        return Lowered(
+            "\n".join(parts), shape.warps, self.shared, self.local * LANES, coroutine, self._what_was_checked()
+        )
+
+    def _what_was_checked(self) -> Checked | None:
+        if self.checks is None:
+            return None
+        dynamic = [at for name, at in self.shared_at.items() if self.variables[name].nbytes == 0]
+        return Checked(
+            self.shape.warps,
+            self.shape.threads,
+            (self.shape.x, self.shape.y, self.shape.z),
+            self.checks.sites,
+            ranges(self.shared_at, self.variables),
+            self.shared,
+            min(dynamic, default=None),
+            ranges(self.local_at, self.variables),
+            self.local,
+        )
+
+    def _alive(self) -> str | None:
+        """The lanes of the warp that have not left, as an i32; None: all, known when compiling."""
+        ctx, emit = self.ctx, self.ctx.emit
+        live = ctx.live_mask()
+        if live is None:
+            return None
+        lanes = ctx.mask_bits(live)
+        if self.region is not None:
+            waiting = (*(self.pending[b] for b in self.region.blocks), self.exit_masks[id(self.region)])
+            for slot in waiting:
+                lanes = emit.op(f"or i32 {lanes}, {emit.op(f'load i32, ptr {slot}')}")
+        return lanes
+
+    def _turn(self) -> None:
+        """Count a round of a loop, at its last instruction."""
+        if self.checks is not None:
+            block = self.blocks[self.at]
+            last = block.branch or (block.body[-1] if block.body else None)
+            if last is not None:
+                self.checks.turn(last)
 
     def _kills(self, block: Block) -> bool:
         """Whether some lanes may leave at the block's end while others go on."""
@@ -361,6 +416,8 @@ class _Driver:
                 head.append(f"  store <32 x i1> {splat('i1', 'true', LANES)}, ptr {self.ctx.live}")
         for slot in (*self.pending.values(), *self.exit_masks.values()):
             head.append(f"  store i32 0, ptr {slot}")
+        if self.checks:
+            head += self.checks.head()
         start = "\n".join(head)
         if not coroutine:
             return f"define internal void @warp(ptr noalias %cta, i32 %warp) {{\nentry:\n{start}\n{body}\nfinish:\n  ret void\n}}"
@@ -399,6 +456,7 @@ suspend:
     def _plain_block(self, block: Block) -> None:
         ctx, emit = self.ctx, self.ctx.emit
         emit.start(self.labels[block.index])
+        self.at = block.index
         for ins in block.body:
             self._instruction(ins)
         if block.branch is not None and block.branch.opcode == "trap" and block.guard is None:
@@ -476,6 +534,8 @@ suspend:
         if target == EXIT:
             emit.jump("finish")
             return
+        if target <= self.at:
+            self._turn()
         region = self.analysis.region_of.get(target)
         if region is None:
             emit.jump(self.labels[target])
@@ -548,7 +608,7 @@ suspend:
 
     def _region(self, region: Region) -> None:
         ctx, emit = self.ctx, self.ctx.emit
-        ctx.masked = True
+        ctx.masked, self.region = True, region
         emit.start(self._region_label(region))
         ends: dict[int, list[int]] = {}
         for number, (_, last, _) in enumerate(region.loops):
@@ -566,6 +626,7 @@ suspend:
             emit.start(body)
             emit.do(f"store i32 0, ptr {self.pending[index]}")
             emit.do(f"store <32 x i1> {emit.op(f'bitcast i32 {waiting} to <32 x i1>')}, ptr {ctx.live}")
+            self.at = index
             self._masked_block(self.blocks[index], region)
             emit.jump(after)
             if position in ends:
@@ -576,8 +637,11 @@ suspend:
                     total = "0"
                     for head in heads:
                         total = emit.op(f"or i32 {total}, {emit.op(f'load i32, ptr {self.pending[head]}')}")
-                    on = emit.label("round")
-                    emit.branch(emit.op(f"icmp ne i32 {total}, 0"), checks[first], on)
+                    on, again = emit.label("on"), emit.label("round")
+                    emit.branch(emit.op(f"icmp ne i32 {total}, 0"), again, on)
+                    emit.start(again)
+                    self._turn()
+                    emit.jump(checks[first])
                     emit.start(on)
                 emit.jump(following)
         emit.start(done)
@@ -585,7 +649,7 @@ suspend:
         joined = emit.op(f"load i32, ptr {slot}")
         emit.do(f"store i32 0, ptr {slot}")
         emit.do(f"store <32 x i1> {emit.op(f'bitcast i32 {joined} to <32 x i1>')}, ptr {ctx.live}")
-        ctx.masked = False
+        ctx.masked, self.region = False, None
         if region.exit is None:
             emit.jump("finish")
             return
@@ -658,6 +722,8 @@ suspend:
 
     def _lower(self, ins: Instruction, lowering: Callable[[Context, Instruction], None]) -> None:
         try:
+            if self.checks is not None and self.checks.before(ins):
+                return
             if not lower_affine(self.ctx, ins):
                 lowering(self.ctx, ins)
         except (AssertionError, KeyError, ValueError, IndexError, StopIteration, TypeError) as error:
@@ -675,7 +741,7 @@ def layout_params(function: Function) -> tuple[dict[str, int], int]:
     return offsets, end
 
 
-def layout_globals(module: Module, function: Function) -> tuple[dict[str, int], int]:
+def layout_globals(module: Module, function: Function, gap: int = 0) -> tuple[dict[str, int], int]:
     """Byte offsets of all global and constant variables: the module's, then the function's own."""
     variables = [
         v
@@ -683,4 +749,4 @@ def layout_globals(module: Module, function: Function) -> tuple[dict[str, int], 
         for v in owner.values()
         if v.space in ("global", "const")
     ]
-    return layout(variables)
+    return layout(variables, gap)

@@ -28,6 +28,7 @@ FIELDS = {
     "arrived": 64,  # [16] threads at each barrier
     "counts": 128,  # [16] the count that a barrier waits for, 0: all that have not left
     "status": 448,  # see `traps`
+    "checker": 456,  # the checked mode's state
     "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
     "handles": 512,  # [32] coroutine handles
     "trues": 1024,  # [16] threads that have come to bar.red with a true predicate
@@ -56,13 +57,14 @@ def _keep_votes() -> str:
     return "\n".join(lines)
 
 
-def helpers(warps: int, *, reduces: bool = False) -> str:
+def helpers(warps: int, *, reduces: bool = False, checked: bool = False) -> str:
     """`@arrive` (a warp comes to a barrier) and `@leave` (a warp ends), for a block of `warps` warps.
 
     `reduces`: the kernel has bar.red.
     """
     return f"""
 define internal void @release(ptr %cta, i32 %id) noinline {{
+  {"call void @checked.release(ptr %cta, i32 %id)" if checked else ""}
   %arrived = {_field("%cta", "arrived")}
   %a = getelementptr i32, ptr %arrived, i32 %id
   store i32 0, ptr %a
@@ -97,6 +99,7 @@ wait:
   store i32 %waiting, ptr %s
   br label %count.it
 count.it:
+  {"call void @checked.arrive(ptr %cta, i32 %id, i32 %warp)" if checked else ""}
   %arrived = {_field("%cta", "arrived")}
   %a = getelementptr i32, ptr %arrived, i32 %id
   %before = load i32, ptr %a
@@ -120,6 +123,7 @@ done:
 }}
 
 define internal void @leave(ptr %cta, i32 %warp) noinline {{
+  {"call void @checked.leave(ptr %cta, i32 %warp)" if checked else ""}
   %states = {_field("%cta", "states")}
   %s = getelementptr i32, ptr %states, i32 %warp
   store i32 {LEFT}, ptr %s
@@ -168,10 +172,11 @@ declare void @llvm.coro.resume(ptr)
 """
 
 
-def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: bool) -> str:
+def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: bool, checked: bool = False) -> str:
     """`i32 @name(task, first, last, ws)`: blocks [first, last) in order; 0, or a status of `traps`.
 
-    `shared` and `local` are the bytes of static shared memory of a block and of a warp's local memory.
+    `shared` and `local` are the bytes of static shared memory of a block and of a warp's local memory. `checked` blocks and
+    warps run in the order that the launch asks for, and stop where a check finds something.
     """
     fill = "\n".join(
         f"  %f{i} = {_field('%ws', field)}\n  store i32 %{value}, ptr %f{i}"
@@ -179,7 +184,8 @@ def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: boo
             (("nctaid.x", "gx"), ("nctaid.y", "gy"), ("nctaid.z", "gz"), ("shared.bytes", "shared.bytes"))
         )
     )
-    run = _coroutine_block(warps) if coroutine else _plain_block(warps)
+    run = _coroutine_block(warps, checked) if coroutine else _plain_block(warps, checked)
+    b = "%b.at" if checked else "%b"
     return f"""
 define i32 @"{name}"(ptr %task, i64 %first, i64 %last, ptr noalias %ws) {{
 entry:
@@ -220,14 +226,16 @@ entry:
   %handles = {_field("%ws", "handles")}
   %status.p = {_field("%ws", "status")}
   store i32 0, ptr %status.p
+  {"call void @checked.start(ptr %ws, ptr %task, i64 %first)" if checked else ""}
   br label %blocks
 blocks:
   %b = phi i64 [%first, %entry], [%b.next, %block.done]
   %is.more = icmp ult i64 %b, %last
   br i1 %is.more, label %block, label %all.done
 block:
-  %x = urem i64 %b, %gx64
-  %row = udiv i64 %b, %gx64
+  {"%b.at = call i64 @checked.block(ptr %ws, i64 %b)" if checked else ""}
+  %x = urem i64 {b}, %gx64
+  %row = udiv i64 {b}, %gx64
   %y = urem i64 %row, %gy64
   %z = udiv i64 %row, %gy64
   %x32 = trunc i64 %x to i32
@@ -250,19 +258,42 @@ all.done:
 """
 
 
-def _plain_block(warps: int) -> str:
+def _ordered(number: str, checked: bool) -> tuple[str, str]:
+    """The warp that comes as the `number`th, and the instruction that finds it."""
+    if not checked:
+        return number, ""
+    return f"{number}.at", f"{number}.at = call i32 @checked.warp(ptr %ws, i32 {number})"
+
+
+def _stop(label: str, following: str, checked: bool) -> str:
+    """Go on at `following`, or end the blocks where a check has found something."""
+    if not checked:
+        return f"  br label %{following}"
+    return (
+        f"  %status.{label} = load i32, ptr %status.p\n  %well.{label} = icmp eq i32 %status.{label}, 0\n"
+        f"  br i1 %well.{label}, label %{following}, label %block.done"
+    )
+
+
+def _plain_block(warps: int, checked: bool) -> str:
+    w, find = _ordered("%w", checked)
     return f"""
   br label %warps
 warps:
-  %w = phi i32 [0, %block], [%w.next, %warps]
-  call void @warp(ptr %ws, i32 %w)
+  %w = phi i32 [0, %block], [%w.next, %warp.done]
+  {find}
+  call void @warp(ptr %ws, i32 {w})
+{_stop("w", "warp.done", checked)}
+warp.done:
   %w.next = add i32 %w, 1
   %w.more = icmp ult i32 %w.next, {warps}
   br i1 %w.more, label %warps, label %block.done
 """
 
 
-def _coroutine_block(warps: int) -> str:
+def _coroutine_block(warps: int, checked: bool) -> str:
+    w, find = _ordered("%w", checked)
+    v, find_v = _ordered("%v", checked)
     return f"""
   %fresh = {_field("%ws", "exited")}
   call void @llvm.memset.p0.i64(ptr %fresh, i8 0, i64 {FIELDS["status"] - FIELDS["exited"]}, i1 false)
@@ -270,16 +301,19 @@ def _coroutine_block(warps: int) -> str:
   call void @llvm.memset.p0.i64(ptr %votes, i8 0, i64 128, i1 false)
   br label %start
 start:
-  %w = phi i32 [0, %block], [%w.next, %start]
-  %w64 = zext i32 %w to i64
+  %w = phi i32 [0, %block], [%w.next, %started]
+  {find}
+  %w64 = zext i32 {w} to i64
   %size.raw = load i64, ptr @frame.size
   %size.up = add i64 %size.raw, {ALIGN - 1}
   %size = and i64 %size.up, -{ALIGN}
   %own = mul i64 %w64, %size
   %frame = getelementptr i8, ptr %frames, i64 %own
-  %handle = call ptr @warp(ptr %ws, i32 %w, ptr %frame)
-  %slot = getelementptr ptr, ptr %handles, i32 %w
+  %handle = call ptr @warp(ptr %ws, i32 {w}, ptr %frame)
+  %slot = getelementptr ptr, ptr %handles, i32 {w}
   store ptr %handle, ptr %slot
+{_stop("w", "started", checked)}
+started:
   %w.next = add i32 %w, 1
   %w.more = icmp ult i32 %w.next, {warps}
   br i1 %w.more, label %start, label %pass
@@ -289,22 +323,25 @@ visit:
   %v = phi i32 [0, %pass], [%v.next, %visited]
   %moved = phi i1 [false, %pass], [%moved.next, %visited]
   %waiting = phi i1 [false, %pass], [%waiting.next, %visited]
-  %s = getelementptr i32, ptr %states, i32 %v
+  {find_v}
+  %s = getelementptr i32, ptr %states, i32 {v}
   %state = load i32, ptr %s
   %is.ready = icmp eq i32 %state, 0
   br i1 %is.ready, label %go, label %look
 go:
-  %slot.v = getelementptr ptr, ptr %handles, i32 %v
+  %slot.v = getelementptr ptr, ptr %handles, i32 {v}
   %handle.v = load ptr, ptr %slot.v
   call void @llvm.coro.resume(ptr %handle.v)
+{_stop("v", "resumed", checked)}
+resumed:
   br label %visited
 look:
   %left = icmp eq i32 %state, {LEFT}
   %still = xor i1 %left, true
   br label %visited
 visited:
-  %one = phi i1 [true, %go], [false, %look]
-  %two = phi i1 [true, %go], [%still, %look]
+  %one = phi i1 [true, %resumed], [false, %look]
+  %two = phi i1 [true, %resumed], [%still, %look]
   %moved.next = or i1 %moved, %one
   %waiting.next = or i1 %waiting, %two
   %v.next = add i32 %v, 1

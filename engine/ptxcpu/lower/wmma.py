@@ -123,6 +123,8 @@ def _load(ctx: Context, ins: Instruction) -> None:
         word: str | None = None
         for part in range(len(slot.rows)):
             pointers = _element_pointers(ctx, base, slot, part, stride, size, row_major)
+            if ctx.checks:
+                ctx.checks.lanes(ins, pointers, size, write=False)
             (value,) = gather(ctx, pointers, bits, 1)
             if bits == 16:
                 value = emit.op(f"zext <32 x i16> {value} to {_I}")
@@ -151,6 +153,8 @@ def _store(ctx: Context, ins: Instruction) -> None:
                 if part:
                     value = emit.op(f"lshr {_I} {value}, {splat('i32', 16, LANES)}")
                 value = emit.op(f"trunc {_I} {value} to <32 x i16>")
+            if ctx.checks:
+                ctx.checks.lanes(ins, pointers, size, write=True)
             store_lanes(ctx, Place(lanes=pointers), 8 * size, [value])
 
 
