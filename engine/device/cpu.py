@@ -243,10 +243,10 @@ class CpuDevice(Device):
         self.run(self.plan((launch,)))
 
     def numerics_id(self) -> str:
-        """The arithmetic is IEEE's and our own functions', so the bits do not depend on the processor."""
-        from ptxtrain.engine.ptxcpu.jit import GENERATOR
+        """All arithmetic is IEEE's or our own functions', the same everywhere, but for tensor-core products (`lower/mma.py`)."""
+        from ptxtrain.engine.ptxcpu.jit import GENERATOR, bf16_products
 
-        return f"cpu ptxcpu-{GENERATOR}"
+        return f"cpu ptxcpu-{GENERATOR} {bf16_products()}"
 
 
 def _host_bytes(nbytes: int, margin: int = 0) -> npt.NDArray[np.uint8]:

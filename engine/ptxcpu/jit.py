@@ -6,11 +6,13 @@ LLVM and of this compiler. A cached kernel loads in a few milliseconds.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import itertools
 import os
 import re
 import struct
+import sys
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -56,14 +58,41 @@ def host_features() -> tuple[str, str]:
     return llvm.get_host_cpu_name(), text
 
 
-def has_bf16_dot() -> bool:
-    """Whether products of brain floats go through the processor's own instruction, which flushes subnormal numbers.
+@cache
+def _tiles_allowed() -> bool:
+    """Whether the processor has matrix tiles of brain floats and the system lets this process use them.
 
-    `PTXTRAIN_CPU=portable` does without, for the same bits on every machine.
+    Linux grants the tiles' state (feature 18) to a process that asks once, by arch_prctl(ARCH_REQ_XCOMP_PERM).
     """
-    if os.environ.get("PTXTRAIN_CPU") == "portable":
+    features = host_features()[1].split(",")
+    if not {"+amx-tile", "+amx-bf16"} <= set(features) or not sys.platform.startswith("linux"):
         return False
-    return "+avx512bf16" in host_features()[1].split(",")
+    arch_prctl, request, tile_data = 158, 0x1023, 18
+    return int(ctypes.CDLL(None).syscall(arch_prctl, request, tile_data)) == 0
+
+
+def bf16_products() -> str:
+    """How products of brain floats are done: "tiles", "dot" or "fma" (see `lower/mma.py`); the bits depend on it.
+
+    `PTXTRAIN_CPU` asks for one of them; `portable` is "fma", the same bits on every machine. Intel's vdpbf16ps takes longer than
+    the two fused multiply-adds that it stands for (55 against 44 ns for a product), AMD's is twice as fast (24.5 against 46).
+
+    Raises:
+        PtxtrainError: the one asked for is unknown or not to be had here.
+    """
+    wanted = os.environ.get("PTXTRAIN_CPU", "")
+    cpu, features = host_features()
+    has_dot = "+avx512bf16" in features.split(",")
+    if wanted in ("portable", "fma"):
+        return "fma"
+    if wanted == "dot" and has_dot:
+        return "dot"
+    if wanted in ("", "tiles") and _tiles_allowed():
+        return "tiles"
+    if wanted:
+        known = "portable, tiles (Intel AMX) or dot (AVX512-BF16)"
+        raise PtxtrainError(f"PTXTRAIN_CPU is {wanted!r}; this processor takes {known}, if it has them")
+    return "dot" if has_dot and cpu.startswith("znver") else "fma"
 
 
 @cache

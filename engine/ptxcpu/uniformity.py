@@ -181,9 +181,8 @@ class Shape:
 class Analysis:
     """Everything that the lowering asks about a function compiled for one block shape."""
 
-    def __init__(self, function: Function, blocks: Sequence[Block], shape: Shape, symbol_align: dict[str, int]) -> None:
+    def __init__(self, function: Function, blocks: Sequence[Block], shape: Shape) -> None:
         self.function, self.blocks, self.shape = function, blocks, shape
-        self._symbol_align = symbol_align
         self._places: dict[str, list[tuple[int, Instruction]]] = defaultdict(list)  # definitions
         self._uses: dict[str, set[int]] = defaultdict(set)
         for block in blocks:
@@ -292,8 +291,8 @@ class Analysis:
                 return constant(value) if kind == "int" else UNIFORM
             case Special(name):
                 return self.shape.special(name)
-            case Symbol(name, offset):
-                return Info(0, min(self._symbol_align.get(name, 1), _low_bit(offset)))
+            case Symbol():
+                return UNIFORM
             case Negated(reg):
                 return UNIFORM if self.of(reg).uniform else VARYING
             case Address(base, offset):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, integer, iota, splat, vec
+from ptxtrain.engine.ptxcpu.lower.fragments import Placement, read_register, write_register
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
     Guard,
@@ -61,10 +62,15 @@ def float_literal(bits: int, width: int) -> str:
 
 @dataclass(slots=True)
 class Storage:
-    """Where a register lives: `slot` holds the value or the affine base, `correction` a loose form's vector."""
+    """Where a register lives: `slot` holds the value or the affine base, `correction` a loose form's vector.
+
+    With a `layout` it is register `index` of the matrix tile at `slot` (see `fragments`).
+    """
 
     slot: str
     correction: str | None = None
+    layout: str | None = None
+    index: int = 0
 
 
 class Context:
@@ -83,8 +89,15 @@ class Context:
         self.has_barrier = False  # some instruction suspends the warp
         self.has_reduction = False  # bar.red
         self.helpers: dict[str, str] = {}  # definitions of functions that the kernel calls
-        self.fragments: dict[str, tuple[int, int]] = {}  # registers of matrix operands -> (fragment, position)
-        self.uses_dot = False  # whether the processor's own bf16 products may be used
+        self.fragments: dict[str, Placement] = {}  # registers of matrix operands
+        self.products = "fma"  # how products of brain floats are done: see `jit.bf16_products`
+        self.written: dict[str, int] = {}  # how often a register has been written so far, in the order of lowering
+        self.arrays: dict[
+            tuple[str, str, int, int], str
+        ] = {}  # address arrays already in memory: see `memory.lane_array`
+        self.tiles: dict[int, tuple[str, int, int]] = {}  # what matrix tiles hold: address, version, block
+        self.turns: dict[str, int] = {}  # tiles of each layout used so far
+        self.uses_tiles = False  # whether the kernel needs matrix tiles set up
         self.local_bytes = 0  # of one lane's local memory
         self.checks: Checks | None = None  # the checked mode's
 
@@ -198,12 +211,18 @@ class Context:
         scalar = f"i{TYPE_BITS[reg.type]}"
         if info.stride is None:
             assert lanes == LANES, f"{reg.name} is varying"
-            return emit.op(f"load {vec(scalar, LANES)}, ptr {store.slot}")
+            return self._load_lanes(store, scalar)
         base = emit.op(f"load {scalar}, ptr {store.slot}")
         if info.uniform:
             return base if lanes == 1 else emit.broadcast(scalar, base)
         assert lanes == LANES, f"{reg.name} is affine"
         return self.spread(scalar, base, info.stride, self.correction(reg))
+
+    def _load_lanes(self, store: Storage, scalar: str) -> str:
+        """The vector of a varying register."""
+        if store.layout is not None:
+            return read_register(self.emit, store.slot, store.layout, store.index)
+        return self.emit.op(f"load {vec(scalar, LANES)}, ptr {store.slot}")
 
     def spread(self, scalar: str, base: str, stride: int, correction: str | None) -> str:
         """The vector `base + stride * lane + correction`."""
@@ -233,6 +252,7 @@ class Context:
             return
         emit = self.emit
         info, store = self.analysis.of(target), self.store_of(target)
+        self.note_write(target)
         bits, width = _bits(type_), TYPE_BITS[target.type]
         if not type_.startswith("i"):
             value = emit.op(f"bitcast {vec(type_, lanes)} {value} to {vec(f'i{bits}', lanes)}")
@@ -248,12 +268,19 @@ class Context:
         if (self.masked or self.guard_mask is not None) and self.analysis.needs_blend(target):
             mask = self.lane_mask()
             if mask is not None:
-                old = emit.op(f"load {t}, ptr {store.slot}")
-                value = emit.select(scalar, LANES, mask, value, old)
-        emit.do(f"store {t} {value}, ptr {store.slot}")
+                value = emit.select(scalar, LANES, mask, value, self._load_lanes(store, scalar))
+        if store.layout is not None:
+            write_register(emit, store.slot, store.layout, store.index, value)
+        else:
+            emit.do(f"store {t} {value}, ptr {store.slot}")
+
+    def note_write(self, target: Reg) -> None:
+        """What was kept of a register's value elsewhere no longer holds."""
+        self.written[target.name] = self.written.get(target.name, 0) + 1
 
     def set_affine(self, target: Reg, base: str, correction: str | None) -> None:
         """Write an affine register."""
+        self.note_write(target)
         scalar = f"i{TYPE_BITS[target.type]}"
         store = self.store_of(target)
         self.emit.do(f"store {scalar} {base}, ptr {store.slot}")

@@ -42,6 +42,7 @@ class Emitter:
         self.allocas: list[str] = []
         self.declarations: dict[str, str] = {}
         self._names = 0
+        self.blocks = 0  # blocks begun; what was found in one holds only until the next begins
         self._mark: dict[str, int] = {}
 
     def fresh(self, hint: str = "t") -> str:
@@ -66,6 +67,7 @@ class Emitter:
 
     def start(self, label: str) -> None:
         """Begin a block."""
+        self.blocks += 1
         self.lines.append(f"{label}:")
 
     def jump(self, label: str) -> None:

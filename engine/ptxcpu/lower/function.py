@@ -13,16 +13,17 @@ from dataclasses import dataclass
 from ptxtrain.engine.ptxcpu import traps
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
 from ptxtrain.engine.ptxcpu.inline import function_address, inline_calls
-from ptxtrain.engine.ptxcpu.jit import has_bf16_dot
+from ptxtrain.engine.ptxcpu.jit import bf16_products
 from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
 from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
-from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
 from ptxtrain.engine.ptxcpu.lower.atomics import lower_atom
+from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat
 from ptxtrain.engine.ptxcpu.lower.floating import FLOATING
+from ptxtrain.engine.ptxcpu.lower.fragments import place_fragments
 from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
 from ptxtrain.engine.ptxcpu.lower.memory import (
     lower_cvta,
@@ -31,7 +32,7 @@ from ptxtrain.engine.ptxcpu.lower.memory import (
     lower_mov,
     lower_st,
 )
-from ptxtrain.engine.ptxcpu.lower.mma import MATRIX, allocate_fragments, place_fragments
+from ptxtrain.engine.ptxcpu.lower.mma import MATRIX, allocate_fragments
 from ptxtrain.engine.ptxcpu.lower.warp import (
     lower_activemask,
     lower_barrier,
@@ -156,17 +157,15 @@ class _Driver:
         self.local_at, local = layout(by_space["local"], gap and LOCAL_GAP)
         self.global_at, _ = layout_globals(module, function, gap)
         self.local = (local + 15) // 16 * 16
-        aligns = {n: v.align for n, v in self.variables.items()}
-        for table in (self.shared_at, self.local_at):
-            aligns.update({n: at & -at if at else 1 << 20 for n, at in table.items()})
-        self.analysis = Analysis(function, self.blocks, shape, {})
+        self.analysis = Analysis(function, self.blocks, shape)
         self.ctx = Context(module, self.analysis, shape)
         self.checks = self.ctx.checks = Checks(self.ctx, self._alive) if checked else None
         self.at = -1  # the block that is being lowered
         self.region: Region | None = None  # and the region that it is in
         self.ctx.local_bytes = self.local
-        self.ctx.uses_dot = has_bf16_dot()
-        allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis))
+        self.ctx.products = bf16_products()
+        tiles = self.ctx.products == "tiles"
+        allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis, tiles=tiles))
         self.param_at = params
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
@@ -330,10 +329,12 @@ class _Driver:
             runner.COROUTINE_DECLARATIONS if coroutine else "",
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.trap()",
-            runner.helpers(shape.warps, reduces=ctx.has_reduction, checked=self.checks is not None) if coroutine else "",
+            runner.helpers(shape.warps, reduces=ctx.has_reduction, checked=self.checks is not None)
+            if coroutine
+            else "",
             self.checks.definitions() if self.checks else "",
             warp,
-            loop,
+            runner.with_tiles(loop) if ctx.uses_tiles else loop,
             "!0 = !{}",
         ]
         return Lowered(

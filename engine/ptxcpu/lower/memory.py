@@ -79,6 +79,29 @@ def lane_pointers(ctx: Context, ins: Instruction, address: Operand, space: str) 
     return ctx.emit.broadcast("ptr", place.scalar)
 
 
+def lane_array(ctx: Context, ins: Instruction, address: Operand, space: str) -> tuple[str, int]:
+    """The lanes' pointers as an array in memory, and an offset to be added to each.
+
+    An array that stands there already, made from the same value of the same register, serves again: a kernel reads its
+    matrices at constant distances from one address.
+    """
+    assert isinstance(address, Address)
+    if not isinstance(address.base, Reg):
+        return _new_array(ctx, lane_pointers(ctx, ins, address, space)), 0
+    name = address.base.name
+    key = (name, space, ctx.written.get(name, 0), ctx.emit.blocks)
+    slot = ctx.arrays.get(key)
+    if slot is None:
+        slot = ctx.arrays[key] = _new_array(ctx, lane_pointers(ctx, ins, Address(address.base, 0), space))
+    return slot, address.offset
+
+
+def _new_array(ctx: Context, pointers: str) -> str:
+    slot = ctx.emit.alloca("[32 x ptr], align 64", "pointers")
+    ctx.emit.do(f"store <32 x ptr> {pointers}, ptr {slot}, align 64")
+    return slot
+
+
 def _pointer(ctx: Context, start: str, offset: int) -> str:
     pointer = ctx.emit.op(f"inttoptr i64 {start} to ptr")
     return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer

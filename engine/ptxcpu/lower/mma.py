@@ -1,8 +1,7 @@
-"""Warp matrix instructions: mma.sync, ldmatrix and stmatrix, over fragments that stay in memory.
+"""Warp matrix instructions: mma.sync, ldmatrix and stmatrix, over fragments that stay in memory (see `fragments`).
 
-A fragment is the registers of one `{…}` operand. They are kept side by side in one stack slot, and each instruction is a
-call of a small helper that gets the slots' addresses: measured for m16n8k16 bf16 on a Zen 4, 24.5 ns a call against 62 with
-the arithmetic in line, where LLVM shuffles and spills, and a tenth of the compile time.
+Each instruction is a call of a small helper that gets the fragments' addresses: measured for m16n8k16 bf16 on a Zen 4, 24.5 ns
+a call against 62 with the arithmetic in line, where LLVM shuffles and spills, and a tenth of the compile time.
 
 Layouts (PTX ISA, *Matrix fragments for mma*), g = lane / 4, t = lane % 4, low half of a register first:
 
@@ -11,89 +10,109 @@ Layouts (PTX ISA, *Matrix fragments for mma*), g = lane / 4, t = lane % 4, low h
     C m16n8    c0, c1 (row g, n 2t, 2t+1)  c2, c3 (row g+8)     f16: two packed registers
     tf32       a0 (g, t) a1 (g+8, t) a2 (g, t+4) a3 (g+8, t+4)   b0 (k t, n g) b1 (k t+4)
 
-Products are summed in ascending k, each by one fused multiply-add in f32; within a pair the higher k comes first, as
-`vdpbf16ps` has it, which also flushes subnormal numbers.
+Products of brain floats are done in one of three ways, by what the processor has (`jit.bf16_products`), and their bits differ:
+
+    tiles   matrix tiles: the products of even and of odd k are each summed from zero, then added to C; subnormals are zero
+    dot     vdpbf16ps: ascending k, within a pair the higher first, one fused multiply-add each; subnormals are zero
+    fma     the same order by f32 fused multiply-adds, subnormals kept: the same bits on every machine
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from ptxtrain.engine.ptxcpu.cfg import Block
 from ptxtrain.engine.ptxcpu.lower.context import Context, Storage
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, splat
-from ptxtrain.engine.ptxcpu.lower.memory import lane_pointers, space_of
-from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Instruction, Operand, Reg, Sink, Vector
-from ptxtrain.engine.ptxcpu.uniformity import Analysis
+from ptxtrain.engine.ptxcpu.lower.fragments import (
+    TILE,
+    WORD,
+    Placement,
+    fragment_bytes,
+    is_tile_product,
+    matrix_orders,
+    read_register,
+    tile_address,
+    write_register,
+)
+from ptxtrain.engine.ptxcpu.lower.memory import lane_array, space_of
+from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Reg, Sink, Vector
 
-MATRIX_OPCODES = frozenset({"mma", "ldmatrix", "stmatrix"})
-WORD = 4 * LANES  # bytes of one register of a warp
 _I, _F = "<32 x i32>", "<32 x float>"
 
 
 # Fragments in memory
 
 
-def place_fragments(blocks: Sequence[Block], analysis: Analysis) -> dict[str, tuple[int, int]]:
-    """Registers of matrix operands -> (fragment, position), the longest operands first.
-
-    A shorter operand that is a run of a longer one shares its place; one that is not is copied at each use.
-    """
-    operands: dict[tuple[str, ...], None] = {}
-    for block in blocks:
-        for ins in block.body:
-            if ins.opcode in MATRIX_OPCODES:
-                for operand in ins.operands:
-                    if isinstance(operand, Vector) and all(_in_memory(e, analysis) for e in operand.elements):
-                        operands[tuple(e.name for e in operand.elements if isinstance(e, Reg))] = None
-    placed: dict[str, tuple[int, int]] = {}
-    for number, names in enumerate(sorted(operands, key=len, reverse=True)):
-        if len(set(names)) == len(names) and not any(n in placed for n in names):
-            placed.update({name: (number, i) for i, name in enumerate(names)})
-    return placed
-
-
-def _in_memory(element: object, analysis: Analysis) -> bool:
-    return isinstance(element, Reg) and TYPE_BITS[element.type] == 32 and analysis.of(element).stride is None
-
-
-def allocate_fragments(ctx: Context, placed: dict[str, tuple[int, int]]) -> None:
+def allocate_fragments(ctx: Context, placed: dict[str, Placement]) -> None:
     """Make the slots, and have each register live in its place."""
+    emit = ctx.emit
     sizes: dict[int, int] = {}
-    for number, position in placed.values():
-        sizes[number] = max(sizes.get(number, 0), position + 1)
-    slots = {number: ctx.emit.alloca(f"[{size} x {_I}], align 64", "fragment") for number, size in sizes.items()}
-    for name, (number, position) in placed.items():
-        at = ctx.emit.fresh("at")
-        ctx.emit.allocas.append(f"  {at} = getelementptr i8, ptr {slots[number]}, i64 {WORD * position}")
-        ctx.storage[name] = Storage(at)
+    for place in placed.values():
+        sizes[place.fragment] = max(sizes.get(place.fragment, 0), place.position + 1)
+    slots = {
+        number: emit.alloca(f"[{fragment_bytes(size)} x i8], align 64", "fragment") for number, size in sizes.items()
+    }
+    # Addresses within the slots are made in the entry block, behind the slots.
+    before, emit.lines = emit.lines, []
+    for name, place in placed.items():
+        slot = slots[place.fragment]
+        if place.layout is None:
+            at = emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * place.position}")
+            ctx.storage[name] = Storage(at)
+        else:
+            at, index = tile_address(emit, slot, place)
+            ctx.storage[name] = Storage(at, None, place.layout, index)
+    emit.allocas += emit.lines
+    emit.lines = before
     ctx.fragments = placed
 
 
-def _address(ctx: Context, operand: Operand, *, read: bool) -> tuple[str, bool]:
-    """A fragment's address and whether it is a copy that a result must be copied back from."""
-    assert isinstance(operand, Vector | Reg)
-    elements = list(operand.elements) if isinstance(operand, Vector) else [operand]
+def _elements(operand: Operand) -> list[Reg | Sink]:
+    found = operand.elements if isinstance(operand, Vector) else (operand,)
+    return [e for e in found if isinstance(e, Reg | Sink)]
+
+
+def _run_layout(ctx: Context, operand: Operand) -> tuple[Reg, str | None, int] | None:
+    """The first register, the layout and its index there, if the operand is a run of one fragment."""
+    elements = _elements(operand)
     places = [ctx.fragments.get(e.name) if isinstance(e, Reg) else None for e in elements]
-    first = places[0]
-    if first is not None and places == [(first[0], first[1] + i) for i in range(len(places))]:
-        assert isinstance(elements[0], Reg)
-        return ctx.storage[elements[0].name].slot, False
-    slot = ctx.emit.alloca(f"[{len(elements)} x {_I}], align 64", "copy")
+    first, head = places[0], elements[0]
+    if first is None or not isinstance(head, Reg):
+        return None
+    for i, place in enumerate(places):
+        if place is None or (place.fragment, place.position) != (first.fragment, first.position + i):
+            return None
+    return head, first.layout, ctx.storage[head.name].index
+
+
+def _address(ctx: Context, operand: Operand, layout: str | None = None, *, read: bool) -> tuple[str, bool]:
+    """A fragment's address in a layout, and whether it is a copy that a result must be copied back from."""
+    run = _run_layout(ctx, operand)
+    if run is not None and run[1] == layout and (layout is None or run[2] == 0):
+        return ctx.storage[run[0].name].slot, False
+    elements = operand.elements if isinstance(operand, Vector) else (operand,)
+    slot = ctx.emit.alloca(f"[{max(TILE, WORD * len(elements))} x i8], align 64", "copy")
     if read:
         for i, element in enumerate(elements):
             value = ctx.get(element, "i32", LANES)
+            if layout is not None:
+                write_register(ctx.emit, slot, layout, i, value)
+                continue
             at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * i}")
             ctx.emit.do(f"store {_I} {value}, ptr {at}, align 64")
     return slot, True
 
 
-def _copy_back(ctx: Context, operand: Operand, slot: str) -> None:
+def _copy_back(ctx: Context, operand: Operand, slot: str, layout: str | None = None) -> None:
     elements = operand.elements if isinstance(operand, Vector) else (operand,)
     for i, element in enumerate(elements):
         assert isinstance(element, Reg | Sink)
-        at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * i}")
-        ctx.set(element, ctx.emit.op(f"load {_I}, ptr {at}, align 64"), "i32", LANES)
+        if layout is not None:
+            value = read_register(ctx.emit, slot, layout, i)
+        else:
+            at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * i}")
+            value = ctx.emit.op(f"load {_I}, ptr {at}, align 64")
+        ctx.set(element, value, "i32", LANES)
 
 
 def _call(ctx: Context, name: str, arguments: Iterable[str]) -> None:
@@ -107,9 +126,15 @@ _ATTRIBUTES = "noinline nounwind memory(argmem: readwrite)"
 class _Helper:
     """Builds a helper function of pointers: registers loaded by position, results stored."""
 
-    def __init__(self, name: str, parameters: str) -> None:
+    def __init__(self, name: str, pointers: str, more: str = "") -> None:
         self.emit = Emitter()
-        self.name, self.parameters = name, parameters.split()
+        self.name = name
+        self.parameters = ", ".join(f"ptr %{p}" for p in pointers.split()) + more
+
+    def row(self, index: int) -> str:
+        """The address of row `index` of an ldmatrix or stmatrix."""
+        at = self.emit.op(f"getelementptr ptr, ptr %rows, i64 {index}")
+        return self.emit.op(f"getelementptr i8, ptr {self.emit.op(f'load ptr, ptr {at}')}, i64 %offset")
 
     def load(self, pointer: str, position: int, type_: str = _I) -> str:
         at = self.emit.op(f"getelementptr i8, ptr %{pointer}, i64 {WORD * position}")
@@ -121,10 +146,9 @@ class _Helper:
 
     def text(self) -> tuple[str, dict[str, str]]:
         """The definition, and the declarations it needs."""
-        arguments = ", ".join(f"ptr %{p}" for p in self.parameters)
         body = "\n".join(self.emit.lines)
         return (
-            f'define internal void @"{self.name}"({arguments}) {_ATTRIBUTES} {{\n{body}\n  ret void\n}}',
+            f'define internal void @"{self.name}"({self.parameters}) {_ATTRIBUTES} {{\n{body}\n  ret void\n}}',
             self.emit.declarations,
         )
 
@@ -272,6 +296,9 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
     steps = _K.get(types[1], {}).get(shape)
     if steps is None or not (ins.has("row") and ins.has("col")):
         raise ctx.refuse(ins, f"mma of shape {shape or 'unknown'} on {types[1]} is not known")
+    if ctx.products == "tiles" and is_tile_product(ins):
+        _tile_product(ctx, ins)
+        return
     name = f"mma.{shape}.{types[1]}.{types[0]}"
     if name not in ctx.helpers:
         helper = _Helper(name, "d a b c")
@@ -282,7 +309,7 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
             c = [helper.load("c", i, _F) for i in range(4)]
         else:
             c = unpack_f16(emit, [helper.load("c", i) for i in range(2)])
-        d = multiply_tile(emit, types[1], a, b, c, dot=ctx.uses_dot)
+        d = multiply_tile(emit, types[1], a, b, c, dot=ctx.products == "dot")
         if types[0] == "f32":
             for i, value in enumerate(d):
                 helper.store("d", i, value, _F)
@@ -296,17 +323,69 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
     _call(ctx, name, (d_slot, *slots))
     if copied:
         _copy_back(ctx, target, d_slot)
+    else:
+        _note_writes(ctx, target)
+
+
+# Matrix tiles: see `runner.with_tiles` for their shapes.
+_TILE_NUMBERS = {"C": (0, 1), "A": (2, 3), "B": (4, 5, 6, 7)}
+
+
+def _tile_product(ctx: Context, ins: Instruction) -> None:
+    """Tiles loaded, multiplied, stored: about 10 ns.
+
+    A factor that a tile holds since an earlier product, in the same straight line of code, is not loaded again.
+    """
+    emit = ctx.emit
+    target = ins.operands[0]
+    ctx.uses_tiles = True
+    a, b = (_tile_of(ctx, o, layout) for o, layout in zip(ins.operands[1:3], "AB", strict=True))
+    c, _ = _address(ctx, ins.operands[3], "C", read=True)
+    d, copied = _address(ctx, target, "C", read=False)
+    number = _next_tile(ctx, "C")
+    multiply = emit.declare("llvm.x86.tdpbf16ps", "void", "i8 immarg, i8 immarg, i8 immarg")
+    store = emit.declare("llvm.x86.tilestored64", "void", "i8 immarg, ptr, i64")
+    _load_tile(ctx, number, c)
+    emit.do(f"call void {multiply}(i8 {number}, i8 {a}, i8 {b})")
+    emit.do(f"call void {store}(i8 {number}, ptr {d}, i64 32)")
+    if copied:
+        _copy_back(ctx, target, d, "C")
+    else:
+        _note_writes(ctx, target)
+
+
+def _load_tile(ctx: Context, number: int, address: str) -> None:
+    load = ctx.emit.declare("llvm.x86.tileloadd64", "void", "i8 immarg, ptr, i64")
+    ctx.emit.do(f"call void {load}(i8 {number}, ptr {address}, i64 32)")
+
+
+def _next_tile(ctx: Context, layout: str) -> int:
+    """The tile to use next, in turn."""
+    numbers = _TILE_NUMBERS[layout]
+    ctx.turns[layout] = ctx.turns.get(layout, -1) + 1
+    return numbers[ctx.turns[layout] % len(numbers)]
+
+
+def _tile_of(ctx: Context, operand: Operand, layout: str) -> int:
+    """The tile with a factor."""
+    address, copied = _address(ctx, operand, layout, read=True)
+    version = sum(ctx.written.get(e.name, 0) for e in _elements(operand) if isinstance(e, Reg))
+    for number in _TILE_NUMBERS[layout]:
+        if not copied and ctx.tiles.get(number) == (address, version, ctx.emit.blocks):
+            return number
+    number = _next_tile(ctx, layout)
+    _load_tile(ctx, number, address)
+    ctx.tiles[number] = (address, version, ctx.emit.blocks)
+    return number
+
+
+def _note_writes(ctx: Context, operand: Operand) -> None:
+    for element in _elements(operand):
+        if isinstance(element, Reg):
+            ctx.note_write(element)
 
 
 # ldmatrix and stmatrix
-
-
-def _row_addresses(ctx: Context, ins: Instruction, address: Operand) -> str:
-    """The lanes' row addresses, as an array of 32 pointers in memory."""
-    pointers = lane_pointers(ctx, ins, address, space_of(ins))
-    slot = ctx.emit.alloca("[32 x ptr], align 64", "rows")
-    ctx.emit.do(f"store <32 x ptr> {pointers}, ptr {slot}, align 64")
-    return slot
 
 
 def _matrices(ctx: Context, ins: Instruction) -> int:
@@ -316,40 +395,53 @@ def _matrices(ctx: Context, ins: Instruction) -> int:
     return count
 
 
-def _transposed() -> list[int]:
-    """Element 2 l + h of a register is M[2 (l % 4) + h][l / 4]; elements of M row by row."""
-    return [(2 * (lane % 4) + half) * 8 + lane // 4 for lane in range(LANES) for half in (0, 1)]
-
-
 def lower_ldmatrix(ctx: Context, ins: Instruction) -> None:
     """Lane l of each matrix gets row l / 4, elements 2 (l % 4) and the next; .trans: the matrix transposed.
 
     Lanes 8 i to 8 i + 7 give the addresses of the rows of matrix i. A matrix that is not transposed is its eight rows,
-    one after another.
+    one after another; a fragment in a tile's layout is written as the tile has it.
     """
     count, transposed = _matrices(ctx, ins), ins.has("trans")
-    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}"
-    if name not in ctx.helpers:
-        helper = _Helper(name, "d rows")
-        emit = helper.emit
-        for matrix in range(count):
-            parts = []
-            for row in range(8):
-                at = emit.op(f"getelementptr ptr, ptr %rows, i64 {8 * matrix + row}")
-                parts.append(emit.op(f"load <4 x i32>, ptr {emit.op(f'load ptr, ptr {at}')}, align 16"))
-            whole = _join(emit, parts, 4)
-            if transposed:
-                halves = emit.op(f"bitcast {_I} {whole} to <64 x i16>")
-                whole = emit.op(f"bitcast <64 x i16> {_shuffle(emit, '<64 x i16>', halves, _transposed())} to {_I}")
-            helper.store("d", matrix, whole)
-        # The rows lie in shared memory, so the helper reads more than its arguments' memory.
-        ctx.helpers[name] = _add(ctx, helper).replace("memory(argmem: readwrite)", "")
     target = ins.operands[0]
-    rows = _row_addresses(ctx, ins, ins.operands[1])
-    slot, copied = _address(ctx, target, read=False)
-    _call(ctx, name, (slot, rows))
+    run = _run_layout(ctx, target)
+    layout = run[1] if run is not None and run[1] in ("A", "B") and run[2] == 0 else None
+    if layout == "A" and count != 4:
+        layout = None
+    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}{'.' + layout if layout else ''}"
+    if name not in ctx.helpers:
+        ctx.helpers[name] = _ldmatrix_helper(ctx, name, count, layout, transposed=transposed)
+    rows, offset = lane_array(ctx, ins, ins.operands[1], space_of(ins))
+    slot, copied = _address(ctx, target, layout, read=False)
+    _note_writes(ctx, target)
+    ctx.emit.do(f'call void @"{name}"(ptr {slot}, ptr {rows}, i64 {offset})')
     if copied:
-        _copy_back(ctx, target, slot)
+        _copy_back(ctx, target, slot, layout)
+
+
+def _ldmatrix_helper(ctx: Context, name: str, count: int, layout: str | None, *, transposed: bool) -> str:
+    helper = _Helper(name, "d rows", ", i64 %offset")
+    emit = helper.emit
+    order = matrix_orders(layout, transposed=transposed)
+    wholes = []
+    for matrix in range(count):
+        parts = [emit.op(f"load <4 x i32>, ptr {helper.row(8 * matrix + row)}, align 16") for row in range(8)]
+        whole = _join(emit, parts, 4)
+        if order != list(range(64)):
+            halves = emit.op(f"bitcast {_I} {whole} to <64 x i16>")
+            whole = emit.op(f"bitcast <64 x i16> {_shuffle(emit, '<64 x i16>', halves, order)} to {_I}")
+        wholes.append(whole)
+    if layout == "A":
+        # Rows of the tile are rows of two matrices behind each other: stored whole, so that a tile's load can take them
+        # from the store that is still under way.
+        pieces = ", ".join(f"i32 {LANES * part + 4 * row + i}" for row in range(8) for part in (0, 1) for i in range(4))
+        for half in (0, 1):
+            both = emit.op(f"shufflevector {_I} {wholes[half]}, {_I} {wholes[half + 2]}, <64 x i32> <{pieces}>")
+            helper.store("d", 2 * half, both, "<64 x i32>")
+    else:
+        for matrix, whole in enumerate(wholes):
+            helper.store("d", matrix, whole)
+    # The rows lie in shared memory, so the helper reads more than its arguments' memory.
+    return _add(ctx, helper).replace("memory(argmem: readwrite)", "")
 
 
 def _join(emit: Emitter, parts: list[str], width: int) -> str:
@@ -370,10 +462,10 @@ def lower_stmatrix(ctx: Context, ins: Instruction) -> None:
     count, transposed = _matrices(ctx, ins), ins.has("trans")
     name = f"stmatrix.x{count}{'.trans' if transposed else ''}"
     if name not in ctx.helpers:
-        helper = _Helper(name, "rows s")
+        helper = _Helper(name, "s rows", ", i64 %offset")
         emit = helper.emit
         inverse = [0] * 64
-        for position, source in enumerate(_transposed()):
+        for position, source in enumerate(matrix_orders(None, transposed=True)):
             inverse[source] = position
         for matrix in range(count):
             whole = helper.load("s", matrix)
@@ -383,12 +475,11 @@ def lower_stmatrix(ctx: Context, ins: Instruction) -> None:
             for row in range(8):
                 order = ", ".join(f"i32 {4 * row + i}" for i in range(4))
                 part = emit.op(f"shufflevector {_I} {whole}, {_I} poison, <4 x i32> <{order}>")
-                at = emit.op(f"getelementptr ptr, ptr %rows, i64 {8 * matrix + row}")
-                emit.do(f"store <4 x i32> {part}, ptr {emit.op(f'load ptr, ptr {at}')}, align 16")
+                emit.do(f"store <4 x i32> {part}, ptr {helper.row(8 * matrix + row)}, align 16")
         ctx.helpers[name] = _add(ctx, helper).replace("memory(argmem: readwrite)", "")
-    rows = _row_addresses(ctx, ins, ins.operands[0])
+    rows, offset = lane_array(ctx, ins, ins.operands[0], space_of(ins))
     slot, _ = _address(ctx, ins.operands[1], read=True)
-    _call(ctx, name, (rows, slot))
+    ctx.emit.do(f'call void @"{name}"(ptr {slot}, ptr {rows}, i64 {offset})')
 
 
 MATRIX = {"mma": lower_mma, "ldmatrix": lower_ldmatrix, "stmatrix": lower_stmatrix}

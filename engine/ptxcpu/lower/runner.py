@@ -354,3 +354,19 @@ again:
 deadlock:
   ret i32 {DEADLOCK}
 """
+
+
+# Matrix tiles: palette 1; 32 bytes to a row in all eight; 16 rows in tiles 0 to 3 (C, A), 8 in tiles 4 to 7 (B).
+_TILE_BYTES = [1, *([0] * 15), *([32, 0] * 8), *([0] * 16), *([16] * 4), *([8] * 4), *([0] * 8)]
+
+
+def with_tiles(loop: str) -> str:
+    """`block_loop`'s text with the thread's matrix tiles set up before the blocks and given back behind them."""
+    loop = loop.replace("entry:\n", "entry:\n  call void @llvm.x86.ldtilecfg(ptr @tile.config)\n", 1)
+    loop = loop.replace("  ret i32", "  call void @llvm.x86.tilerelease()\n  ret i32")
+    config = ", ".join(f"i8 {b}" for b in _TILE_BYTES)
+    return f"""
+@tile.config = private constant [64 x i8] [{config}], align 64
+declare void @llvm.x86.ldtilecfg(ptr)
+declare void @llvm.x86.tilerelease()
+{loop}"""

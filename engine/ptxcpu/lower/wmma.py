@@ -186,7 +186,7 @@ def _mma(ctx: Context, ins: Instruction) -> None:
             if half_height:
                 tile = [*tile, "zeroinitializer", "zeroinitializer"]
             factors = b[2 * column_tile : 2 * column_tile + 2]
-            done += multiply_tile(emit, factor, words, factors, tile, dot=ctx.uses_dot)[:per_tile]
+            done += multiply_tile(emit, factor, words, factors, tile, dot=ctx.products == "dot")[:per_tile]
     if result == "f16":
         words_out = pack_f16(emit, done)
     else:
