@@ -15,6 +15,12 @@ import click
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset
 
+EPILOG = """\b
+Examples:
+  ptxtrain tokenize ~/books notes.txt --out datasets/books --vocab-size 8192
+  ptxtrain tokenize @stdlib --out datasets/python --tokenizer datasets/books/tokenizer.json
+"""
+
 
 @contextlib.contextmanager
 def _drawn_progress() -> Iterator[Callable[[str, int, int], None] | None]:
