@@ -73,7 +73,7 @@ def test_json_and_every_option(text: Path, tmp_path: Path) -> None:
 
 def test_help_has_an_example() -> None:
     out, _ = tokenize("--help")
-    assert "Example: ptxtrain tokenize" in out and "@stdlib" in out
+    assert "  ptxtrain tokenize" in out and "@stdlib" in out
 
 
 def test_mistakes_are_one_line_and_exit_1(text: Path, tmp_path: Path) -> None:
