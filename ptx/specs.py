@@ -124,6 +124,31 @@ class NormPartSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class CrossEntropySpec:
+    """One block to a row of logits; `on_chip`: the row stays in shared memory between sum and gradient."""
+
+    threads: int = 256
+    on_chip: bool = True
+    chunk: int = 8  # logits of a 16-byte access
+
+    @property
+    def block(self) -> Dim3:
+        return (self.threads, 1, 1)
+
+    @property
+    def warps(self) -> int:
+        return self.threads // LANES
+
+    @property
+    def chunk_shift(self) -> int:
+        return self.chunk.bit_length() - 1
+
+    def shared_bytes(self, vocab: int) -> int:
+        """Dynamic."""
+        return 2 * vocab if self.on_chip else 0
+
+
+@dataclass(frozen=True, slots=True)
 class OneBlockSpec:
     """One block for the whole sum: what a fixed order over everything costs."""
 
@@ -139,7 +164,9 @@ class OneBlockSpec:
         return 4 * self.warps
 
 
-Spec: TypeAlias = RowSpec | ElementSpec | NormBackwardSpec | PartsSpec | NormPartSpec | OneBlockSpec | MatmulSpec
+Spec: TypeAlias = (
+    RowSpec | ElementSpec | NormBackwardSpec | PartsSpec | NormPartSpec | OneBlockSpec | CrossEntropySpec | MatmulSpec
+)
 
 # What each stem is rendered from unless its op asks for something else.
 DEFAULTS: Mapping[str, Spec] = MappingProxyType(
@@ -149,6 +176,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "add_parts": PartsSpec(),
         "cast_to_bf16": ElementSpec(),
         "cast_to_f32": ElementSpec(),
+        "cross_entropy": CrossEntropySpec(),
         "cross_entropy_backward": RowSpec(),
         "cross_entropy_forward": RowSpec(),
         "embedding_backward": RowSpec(),

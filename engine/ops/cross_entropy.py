@@ -1,6 +1,8 @@
 """Cross-entropy of softmax(logits) against a target token, row by row; a negative target is ignored.
 
-The forward pass keeps each row's log-sum-exp, so that the backward pass recomputes the probabilities in place.
+`fused` (way "fast") reads a row once and leaves its gradient in its place. `forward` and `backward` are its twins: the forward
+pass keeps each row's log-sum-exp, so that the backward pass recomputes the probabilities in place. `z_loss` adds z_loss * lse^2,
+which keeps logits from drifting (Chowdhery et al. 2022).
 """
 
 from __future__ import annotations
@@ -10,8 +12,10 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import scalars as scalar_table
-from ptxtrain.engine.ops.checks import holds, is_bf16, sizes
-from ptxtrain.ptx.specs import RowSpec
+from ptxtrain.engine.ops.checks import holds, is_bf16, require, sizes
+from ptxtrain.ptx.specs import CrossEntropySpec, RowSpec
+
+ON_CHIP = 99 << 10  # bytes of shared memory that a block may have on every GPU from sm_80 on
 
 
 def forward(
@@ -24,8 +28,9 @@ def forward(
     rows: int,
     vocab: int,
     dtype: str,
+    z_loss: float = 0.0,
 ) -> None:
-    """loss = lse - logits[target] in nats (0 where target < 0), lse = log(sum(exp(logits)))."""
+    """loss = lse - logits[target] + z_loss * lse^2 in nats (0 where target < 0), lse = log(sum(exp(logits)))."""
     op, spec = "cross_entropy.forward", RowSpec()
     sizes(op, rows=rows, vocab=vocab)
     bf16 = is_bf16(op, dtype)
@@ -34,7 +39,7 @@ def forward(
     holds(op, "logits", logits, rows * vocab, dtype)
     holds(op, "targets", targets, rows, "i32")
     kernel = rec.ptx("cross_entropy_forward", spec=spec)
-    args = (loss, lse, logits, targets, np.uint32(rows), np.uint32(vocab), bf16)
+    args = (loss, lse, logits, targets, np.uint32(rows), np.uint32(vocab), np.float32(z_loss), bf16)
     rec.launch(kernel, spec.grid(rows), spec.block, *args)
 
 
@@ -48,8 +53,9 @@ def backward(
     rows: int,
     vocab: int,
     dtype: str,
+    z_loss: float = 0.0,
 ) -> None:
-    """logits = (exp(logits - lse) - onehot(target)) * scalars[GRAD_SCALE], 0 where target < 0; in place."""
+    """logits = (exp(logits - lse) * (1 + 2 z_loss lse) - onehot(target)) * scalars[GRAD_SCALE], 0 where target < 0; in place."""
     op, spec = "cross_entropy.backward", RowSpec()
     sizes(op, rows=rows, vocab=vocab)
     bf16 = is_bf16(op, dtype)
@@ -58,5 +64,56 @@ def backward(
     holds(op, "targets", targets, rows, "i32")
     holds(op, "scalars", scalars, scalar_table.COUNT, "f32")
     kernel = rec.ptx("cross_entropy_backward", spec=spec)
-    args = (logits, lse, targets, scalars, np.uint32(rows), np.uint32(vocab), bf16)
+    args = (logits, lse, targets, scalars, np.uint32(rows), np.uint32(vocab), np.float32(z_loss), bf16)
     rec.launch(kernel, spec.grid(rows), spec.block, *args)
+
+
+def obstacle(vocab: int) -> str | None:
+    """Why `fused` does not take rows of this length, or None if it does."""
+    chunk = CrossEntropySpec().chunk
+    if vocab % chunk:
+        return f"rows of {vocab} logits are no multiple of {chunk}, which 16-byte accesses need"
+    return None
+
+
+def reads_twice(vocab: int) -> str | None:
+    """Why `fused` reads rows of this length twice, or None if they stay on chip."""
+    if 2 * vocab > ON_CHIP:
+        return (
+            f"a row of {vocab} logits takes {2 * vocab >> 10} KiB, more than the {ON_CHIP >> 10} KiB of shared memory"
+        )
+    return None
+
+
+def fused(
+    rec: Recorder,
+    loss: Buffer,  # [N] f32
+    lse: Buffer,  # [N] f32
+    logits: Buffer,  # [N, V] bf16, become their gradient where there are scalars
+    targets: Buffer,  # [N] i32, each below V
+    scalars: Buffer | None,  # [scalars.COUNT] f32; None: the loss alone
+    *,
+    rows: int,
+    vocab: int,
+    z_loss: float = 0.0,
+) -> None:
+    """`forward` and `backward` in one pass over bf16 logits.
+
+    Raises:
+        PtxtrainError: V is no multiple of 8, or the logits are not aligned to 16 bytes.
+    """
+    op, spec = "cross_entropy.fused", CrossEntropySpec(on_chip=reads_twice(vocab) is None)
+    sizes(op, rows=rows, vocab=vocab)
+    why = obstacle(vocab)
+    require(op, why is None, f"{why}")
+    holds(op, "loss", loss, rows, "f32")
+    holds(op, "lse", lse, rows, "f32")
+    holds(op, "logits", logits, rows * vocab, "bf16")
+    require(op, logits.ptr % 16 == 0, "logits are not aligned to 16 bytes")
+    holds(op, "targets", targets, rows, "i32")
+    if scalars is not None:
+        holds(op, "scalars", scalars, scalar_table.COUNT, "f32")
+    where = np.uint64(0) if scalars is None else scalars
+    numbers = (np.uint32(vocab), np.float32(z_loss), np.uint32(scalars is not None))
+    kernel, shared = rec.ptx("cross_entropy", spec=spec), spec.shared_bytes(vocab)
+    rec.launch(kernel, (rows, 1, 1), spec.block, loss, lse, logits, targets, where, *numbers, shared=shared)

@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-from opbench import Bench, check, normal, rounded, run
+from opbench import Bench, check, normal, rounded, run, same_bits
 
 from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import cross_entropy, scalars
+from ptxtrain.ptx import render
 
 SCALE = 1 / 129
 
 
-def formula(logits: npt.NDArray[Any], targets: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], ...]:
+def formula(logits: npt.NDArray[Any], targets: npt.NDArray[Any], z_loss: float = 0.0) -> tuple[npt.NDArray[Any], ...]:
     """loss, lse, gradient."""
+    z = logits.dtype.type(np.float32(z_loss))
     top = logits.max(-1)
     lse = top + np.log(np.exp(logits - top[:, None]).sum(-1))
     kept = targets >= 0
     rows = np.arange(len(targets))
     hot = np.zeros_like(logits)
     hot[rows[kept], targets[kept]] = 1
-    loss = np.where(kept, lse - logits[rows, np.maximum(targets, 0)], logits.dtype.type(0))
-    gradient = (np.exp(logits - lse[:, None]) - hot) * logits.dtype.type(SCALE)
+    loss = np.where(kept, lse - logits[rows, np.maximum(targets, 0)] + z * lse * lse, logits.dtype.type(0))
+    boost = 1 + 2 * z * lse
+    gradient = (np.exp(logits - lse[:, None]) * boost[:, None] - hot) * logits.dtype.type(SCALE)
     gradient[~kept] = 0
     return loss, lse, gradient
 
@@ -91,3 +96,110 @@ def test_against_the_naive_twin(device: Device, dtype: str) -> None:
     for name, truth in zip(("loss", "lse", "dlogits"), exact, strict=True):
         rounding = dtype if name == "dlogits" else "f32"
         check(f"cross_entropy {name} {dtype}", found[name], truth, found[f"twin_{name}"], dtype=rounding, floor=16)
+
+
+@pytest.mark.parametrize("z_loss", [0.0, 1e-3])
+@pytest.mark.parametrize(("rows", "vocab"), [(1, 8), (7, 104), (129, 1000), (3, 4104)])
+def test_fused_against_float64_and_the_twins(device: Device, rows: int, vocab: int, z_loss: float) -> None:
+    """4,104 logits are three turns of the block, the last of one chunk. Without scalars the logits stay."""
+    logits, targets = case(rows, vocab, "bf16")
+    exact, same = (formula(logits.astype(kind), targets, z_loss) for kind in (np.float64, np.float32))
+
+    def record(rec: Recorder, b: Bench) -> None:
+        t, s, sizes = b.put(targets, "i32"), b.put(numbers()), {"rows": rows, "vocab": vocab, "z_loss": z_loss}
+        loss, lse, x = b.empty("loss", (rows,)), b.empty("lse", (rows,)), b.put(logits, "bf16", "dlogits")
+        cross_entropy.fused(rec, loss, lse, x, t, s, **sizes)
+        loss, lse, x = b.empty("only_loss", (rows,)), b.empty("only_lse", (rows,)), b.put(logits, "bf16", "kept")
+        cross_entropy.fused(rec, loss, lse, x, t, None, **sizes)
+        loss, lse, x = b.empty("twin_loss", (rows,)), b.empty("twin_lse", (rows,)), b.put(logits, "bf16", "twin")
+        cross_entropy.forward(rec, loss, lse, x, t, **sizes, dtype="bf16")
+        cross_entropy.backward(rec, x, lse, t, s, **sizes, dtype="bf16")
+
+    found = run(device, record)
+    for prefix in ("", "twin_"):
+        what = f"cross_entropy {prefix or 'fused '}rows {rows} vocab {vocab} z {z_loss}"
+        check(f"{what} loss", found[f"{prefix}loss"], exact[0], same[0], floor=16)
+        check(f"{what} lse", found[f"{prefix}lse"], exact[1], same[1])
+        gradient = found["twin" if prefix else "dlogits"]
+        check(f"{what} gradient", gradient, exact[2], same[2], dtype="bf16", floor=16)
+    same_bits("the loss alone", found["only_loss"], found["loss"])
+    same_bits("logits without a gradient", found["kept"], logits)
+    ignored = targets < 0
+    assert not found["loss"][ignored].any() and not found["dlogits"][ignored].any()
+
+
+def test_a_row_too_long_for_the_chip_gives_the_same_bits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, vocab = 5, 4104
+    logits, targets = case(rows, vocab, "bf16")
+    assert cross_entropy.reads_twice(vocab) is None and "128 KiB" in str(cross_entropy.reads_twice(65536))
+
+    def record(rec: Recorder, b: Bench) -> None:
+        loss, lse, x = b.empty("loss", (rows,)), b.empty("lse", (rows,)), b.put(logits, "bf16", "dlogits")
+        cross_entropy.fused(rec, loss, lse, x, b.put(targets, "i32"), b.put(numbers()), rows=rows, vocab=vocab)
+
+    on_chip = run(device, record)
+    monkeypatch.setattr(cross_entropy, "ON_CHIP", 0)
+    twice = run(device, record)
+    for name, bits in on_chip.items():
+        same_bits(name, twice[name], bits)
+
+
+def test_fused_masks_of_minus_infinity(device: Device) -> None:
+    """Logits of -inf have probability 0, also where a thread has nothing else."""
+    logits = np.full((2, 4096), -np.inf, np.float32)
+    logits[:, 8:16] = 3.0
+    targets = np.array([9, 10])
+
+    def record(rec: Recorder, b: Bench) -> None:
+        loss, lse, x = b.empty("loss", (2,)), b.empty("lse", (2,)), b.put(logits, "bf16", "dlogits")
+        cross_entropy.fused(rec, loss, lse, x, b.put(targets, "i32"), b.put(numbers()), rows=2, vocab=4096)
+
+    found = run(device, record)
+    np.testing.assert_allclose(found["loss"], math.log(8), rtol=1e-6)
+    expected = np.where(np.isfinite(logits), 1 / 8, 0.0)
+    expected[[0, 1], targets] -= 1
+    np.testing.assert_allclose(found["dlogits"], expected * SCALE, rtol=2.0**-8)
+
+
+MUTANTS = [
+    ("the sum not rescaled", "mul.rn.f32      %sum, %sum, %e;                           //", "//"),
+    ("the target left out", "@%is_owner st.global.b16 [%p_target], %hot;", ""),
+    ("the target's one forgotten", "fma.rn.f32      %e, %e, %factor, %scale;", "mul.rn.f32      %e, %e, %factor;"),
+    ("ignored rows learn", "@%is_ignored bra ZEROS;", ""),
+    (
+        "a lane's sum counted twice",
+        "add.rn.f32      %sum, %sum, %other_sum;",
+        "fma.rn.f32      %sum, %other_sum, 0f40000000, %sum;",
+    ),
+    ("the last turn left out", "setp.lt.u32     %is_more, %base, %chunks;", "setp.lt.u32     %is_more, %base, 512;"),
+]
+
+
+@pytest.mark.parametrize(("name", "old", "new"), MUTANTS, ids=[row[0].replace(" ", "-") for row in MUTANTS])
+def test_mutants_of_the_fused_kernel_are_caught(device: Device, name: str, old: str, new: str) -> None:
+    rows, vocab = 7, 4104
+    logits, targets = case(rows, vocab, "bf16")
+    exact, same = (formula(logits.astype(kind), targets) for kind in (np.float64, np.float32))
+    text = render.render("cross_entropy")
+    assert old in text
+
+    def record(rec: Recorder, b: Bench) -> None:
+        loss, lse, x = b.empty("loss", (rows,)), b.empty("lse", (rows,)), b.put(logits, "bf16", "dlogits")
+        cross_entropy.fused(rec, loss, lse, x, b.put(targets, "i32"), b.put(numbers()), rows=rows, vocab=vocab)
+
+    def hold(overrides: dict[str, str]) -> None:
+        found = run(device, record, overrides)
+        check(f"{name} loss", found["loss"], exact[0], same[0], floor=16)
+        check(f"{name} gradient", found["dlogits"], exact[2], same[2], dtype="bf16", floor=16)
+
+    hold({})
+    with pytest.raises(AssertionError):
+        hold({"cross_entropy": text.replace(old, new)})
+
+
+def test_refusals(device: Device) -> None:
+    rec, x = Recorder(device), device.alloc(4096)
+    with pytest.raises(PtxtrainError, match="rows of 97 logits are no multiple of 8"):
+        cross_entropy.fused(rec, x, x, x, x, x, rows=1, vocab=97)
+    with pytest.raises(PtxtrainError, match="not aligned to 16 bytes"):
+        cross_entropy.fused(rec, x, x, x.view(2, 1024), x, x, rows=1, vocab=96)

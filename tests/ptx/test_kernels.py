@@ -16,12 +16,15 @@ CONTRACT = ("Grid", "Block", "Shared", "Owner", "Registers", "Source")
 SECTIONS = ["where this thread works", "pointers", "prologue", "loop", "epilogue", "store"]
 OPS = {path.stem for path in (ROOT / "engine" / "ops").glob("*.py")} - {"__init__", "checks", "scalars"}
 OUTPUTS = {  # a kernel's parameters are outputs, inputs, sizes, scalars: how many of them are written
-    "adamw_update": 4, "cross_entropy_forward": 2, "rmsnorm_backward": 2, "rmsnorm_forward": 2,
+    "adamw_update": 4, "attention_dq": 2, "attention_forward": 2, "cross_entropy_forward": 2, "rmsnorm_backward": 2,
+    "rmsnorm_forward": 2,
 }  # fmt: skip
 
 
 def op_of(stem: str) -> str:
-    """The op that a file belongs to: `rmsnorm_backward` is a part of `rmsnorm`."""
+    """The op that a file belongs to: `rmsnorm_backward` is a part of `rmsnorm`. Attention's PTX is the fast way's."""
+    if stem in SOURCES and stem.startswith("attention_"):
+        return "flash_attention"
     found = [op for op in OPS if stem == op or stem.startswith(op + "_")]
     assert len(found) == 1, f"{stem} belongs to {found or 'no op'}; ops are {sorted(OPS)}"
     return found[0]
@@ -80,7 +83,7 @@ def test_parameters_are_pointers_then_sizes_then_scalars(stem: str) -> None:
     kinds = [kind for kind, _ in types]
     pointers = kinds.count("u64")
     assert pointers > OUTPUTS.get(stem, 1) - 1 and kinds[:pointers] == ["u64"] * pointers
-    flags = {"bf16", "accumulate", "inverse", "has_copy"}
+    flags = {"bf16", "accumulate", "inverse", "has_copy", "gradient"}
     rest = ["flag" if name in flags else kind for kind, name in types[pointers:]]
     assert rest == sorted(rest, key=["u32", "f32", "flag"].index), "sizes, scalars, flags"
 
