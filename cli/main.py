@@ -28,6 +28,8 @@ COMMANDS = {
     "resume": "Carry on a stopped run, with the same bits.",
     "sample": "Continue a prompt with a trained model.",
     "gradcheck": "Prove every gradient against finite differences.",
+    "kernels": "List, print and check the shipped kernels.",
+    "bench": "Measure kernels beside their peers.",
     "info": "Show devices, versions and each choice with its reason.",
 }
 

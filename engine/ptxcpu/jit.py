@@ -1,7 +1,7 @@
 """LLVM IR to native code: target, passes, objects and their cache on disk, loading.
 
-Objects are cached under a key of everything that their bits depend on: the IR, the processor's features, the versions of
-LLVM and of this compiler. A cached kernel loads in a few milliseconds.
+Objects are cached under a key of everything that they depend on: a kernel's text and block shape, the processor's features,
+LLVM's version, this compiler's own text. A cached kernel loads in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ import re
 import struct
 import sys
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from ptxtrain.engine.cache import cache_dir, write_once
 from ptxtrain.engine.errors import PtxtrainError
 
-GENERATOR = 1  # raise it when the same IR would be compiled to something else
-_MAGIC = b"ptxcpu1\n"
+GENERATOR = 1  # raise it when the same kernel would give other bits
+_MAGIC = b"ptxcpu2\n"
 
 _lock = threading.Lock()
 _serial = itertools.count()
@@ -138,46 +140,71 @@ def assembly(ir: str) -> str:
         return str(_target_machine().emit_assembly(optimise(ir)))
 
 
-def _key(ir: str) -> str:
-    llvm = _llvm()
-    parts = (str(GENERATOR), str(llvm.llvm_version_info), *host_features(), ir)
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+@cache
+def compiler_version() -> str:
+    """A digest of this compiler's own text, so that code made by another version of it is never taken from the cache."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
 
 
-def _compile(ir: str, vectorise: bool) -> tuple[int, bytes]:
+def _key(parts: Sequence[str]) -> str:
+    versions = (compiler_version(), str(_llvm().llvm_version_info), *host_features(), bf16_products())
+    return hashlib.sha256("\0".join((*versions, *parts)).encode()).hexdigest()
+
+
+def compile_object(ir: str, *, vectorise: bool = False) -> tuple[int, bytes]:
+    """An object file, and the bytes of a warp's coroutine frame (0 without barriers)."""
     module = optimise(ir, level=2 if vectorise else 1, vectorise=vectorise)
     found = re.search(r"store volatile i64 (\d+), ptr @frame\.size", str(module)) if "@frame.size" in ir else None
     return int(found.group(1)) if found else 0, _target_machine().emit_object(module)
 
 
-def load(ir: str, names: tuple[str, ...], *, vectorise: bool = False) -> Native:
-    """Machine code for the functions `names` of a module, from the cache or compiled; see `optimise`.
+Facts: TypeAlias = tuple[int, int, int]  # what the maker of IR wants to know again of cached code
 
-    A damaged cache file is compiled again.
+
+def load(ir: str, names: tuple[str, ...], *, vectorise: bool = False) -> Native:
+    """Machine code for the functions `names` of a module, from the cache or compiled; see `optimise`."""
+    parts = ("ir", "loops to vectors" if vectorise else "", ir)
+    return load_keyed(parts, names, lambda: (ir, (0, 0, 0)), vectorise=vectorise)[0]
+
+
+def load_keyed(
+    parts: Sequence[str], names: tuple[str, ...], make: Callable[[], tuple[str, Facts]], *, vectorise: bool = False
+) -> tuple[Native, Facts]:
+    """As `load` for code that `parts` define; `make` gives its IR, and three numbers kept with it, if it is not there.
+
+    A damaged cache file is made again.
     """
     with _lock:
-        key = _key(f"{ir}; loops to vectors" if vectorise else ir)
+        key = _key(parts)
         path = cache_dir("objects") / f"{key}.o"
-        frame, code = _read(path)
-        if code is None:
-            frame, code = _compile(ir, vectorise)
-            digest = hashlib.sha256(code).digest()
-            write_once(path, _MAGIC + struct.pack("<Q", frame) + digest + code)
-        llvm = _llvm()
-        library = llvm.JITLibraryBuilder().add_object_img(code).add_current_process()
+        found = _read(path)
+        if found is None:
+            ir, facts = make()
+            frame, code = compile_object(ir, vectorise=vectorise)
+            head = struct.pack("<4Q", frame, *facts)
+            write_once(path, _MAGIC + hashlib.sha256(head + code).digest() + head + code)
+        else:
+            frame, facts, code = found
+        library = _llvm().JITLibraryBuilder().add_object_img(code).add_current_process()
         for name in names:
             library.export_symbol(name)
         # The same code may be loaded twice, by two modules of one text; each library needs a name of its own.
         tracker = library.link(_linker(), f"{key}-{next(_serial)}")
-        return Native({name: tracker[name] for name in names}, frame, tracker)
+        return Native({name: tracker[name] for name in names}, frame, tracker), facts
 
 
-def _read(path: Any) -> tuple[int, bytes | None]:
+def _read(path: Path) -> tuple[int, Facts, bytes] | None:
+    """frame, facts and code of a cache file; None if it is not there or damaged."""
     try:
         data = path.read_bytes()
     except OSError:
-        return 0, None
-    head = len(_MAGIC) + 8
-    if not data.startswith(_MAGIC) or hashlib.sha256(data[head + 32 :]).digest() != data[head : head + 32]:
-        return 0, None
-    return struct.unpack("<Q", data[len(_MAGIC) : head])[0], data[head + 32 :]
+        return None
+    start = len(_MAGIC)
+    body = data[start + 32 :]
+    if not data.startswith(_MAGIC) or len(body) < 32 or hashlib.sha256(body).digest() != data[start : start + 32]:
+        return None
+    frame, *facts = struct.unpack("<4Q", body[:32])
+    return frame, (facts[0], facts[1], facts[2]), body[32:]

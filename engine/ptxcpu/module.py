@@ -96,12 +96,23 @@ class LoadedModule:
             raise PtxtrainError(f"{function.name} requires blocks of {function.reqntid}, got {block}")
         if min(block) < 1 or block[0] * block[1] * block[2] > MAX_THREADS:
             raise PtxtrainError(f"{function.name}: block {block} is outside 1 to {MAX_THREADS} threads")
-        lowered = lower_entry(self.tree, function, block, checked=self.schedule is not None)
-        native = jit.load(lowered.ir, (RUN,))
+        checked = None
+        if self.schedule is not None:
+            lowered = lower_entry(self.tree, function, block, checked=True)
+            native, checked = jit.load(lowered.ir, (RUN,)), lowered.checked
+            warps, static, local = lowered.warps, lowered.shared, lowered.local
+        else:
+
+            def make() -> tuple[str, jit.Facts]:
+                lowered = lower_entry(self.tree, function, block)
+                return lowered.ir, (lowered.warps, lowered.shared, lowered.local)
+
+            parts = ("ptx", self.tree.text, function.name, str(block))
+            native, (warps, static, local) = jit.load_keyed(parts, (RUN,), make)
         frame = (native.frame_bytes + ALIGN - 1) // ALIGN * ALIGN
-        shared = (lowered.shared + ALIGN - 1) // ALIGN * ALIGN
-        workspace = CONTROL + shared + ALIGN + lowered.warps * (lowered.local + frame)
-        return Ready(function.name, native.addresses[RUN], workspace, native, lowered.checked)
+        shared = (static + ALIGN - 1) // ALIGN * ALIGN
+        workspace = CONTROL + shared + ALIGN + warps * (local + frame)
+        return Ready(function.name, native.addresses[RUN], workspace, native, checked)
 
     def ir(self, entry: str, block: Dim3) -> str:
         """The LLVM IR of an entry, before optimisation."""

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ptxtrain.engine.kernels import compiled, rendered
+from ptxtrain.engine.ptxas import ARCHITECTURES, assemble, find_ptxas
 from ptxtrain.ptx.render import REFERENCES, SOURCES
-
-ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 
 @pytest.fixture(scope="module")
 def ptxas() -> Path:
     """The assembler of the wheel nvidia-cuda-nvcc-cu12."""
-    import nvidia.cuda_nvcc
-
-    folder = Path(next(iter(nvidia.cuda_nvcc.__path__)))
-    return folder / "bin" / ("ptxas.exe" if os.name == "nt" else "ptxas")
-
-
-def assemble(ptxas: Path, source: Path, architecture: str) -> str:
-    """ptxas's complaints, empty if it has none."""
-    command = [str(ptxas), f"-arch={architecture}", "--warning-as-error", str(source), "-o", os.devnull]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    return "" if done.returncode == 0 else f"{source.name} {architecture}: {(done.stdout + done.stderr).strip()}"
+    found = find_ptxas()
+    assert found is not None, "ptxas comes with the extra [test]"
+    return found
 
 
 def test_everything_assembles(ptxas: Path) -> None:

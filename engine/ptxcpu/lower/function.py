@@ -336,6 +336,7 @@ class _Driver:
             warp,
             runner.with_tiles(loop) if ctx.uses_tiles else loop,
             "!0 = !{}",
+            "!1 = !{i32 1}",
         ]
         return Lowered(
             "\n".join(parts), shape.warps, self.shared, self.local * LANES, coroutine, self._what_was_checked()

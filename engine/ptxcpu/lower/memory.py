@@ -24,6 +24,8 @@ from ptxtrain.engine.ptxcpu.tree import (
     Vector,
 )
 
+LINE = 64  # bytes of a cache line
+STREAM = "stream"  # in the place of `volatile`: written once and not read soon
 SPACES = ("param", "const", "global", "shared", "local")
 
 
@@ -341,11 +343,14 @@ def lower_st(ctx: Context, ins: Instruction) -> None:
     _order(ctx, ins, "release")
     place = place_of(ctx, ins, ins.operands[0], space)
     volatile = "volatile " if ins.has("volatile", "relaxed", "release", "mmio") else ""
+    if ins.has("cs") and space in ("global", "generic"):
+        volatile = STREAM
     if place.scalar is not None:
         for i, value in enumerate(values):
             text = _highest(ctx, value, bits)
             pointer = step_pointer(ctx, place.scalar, i * bits // 8)
-            emit.do(f"store {volatile}i{bits} {text}, ptr {pointer}, align {bits // 8}")
+            kind = "" if volatile == STREAM else volatile
+            emit.do(f"store {kind}i{bits} {text}, ptr {pointer}, align {bits // 8}")
         return
     store_lanes(ctx, place, bits, [ctx.get(v, f"i{bits}", LANES) for v in values], volatile)
 
@@ -391,8 +396,42 @@ def _store_run(ctx: Context, base: str, bits: int, values: list[str], mask: str 
     t = vec(f"i{bits}", n)
     whole = values[0] if count == 1 else _interleave(ctx, values, bits)
     align = bits // 8 * count
+    if volatile == STREAM:
+        done = _stream_run(ctx, base, t, whole, mask, n * bits // 8)
+        _store_whole(ctx, base, t, n, bits, whole, mask, count, align, "")
+        emit.jump(done)
+        emit.start(done)
+        return
+    _store_whole(ctx, base, t, n, bits, whole, mask, count, align, volatile)
+
+
+def _stream_run(ctx: Context, base: str, t: str, whole: str, mask: str | None, size: int) -> str:
+    """A store past the caches (st.cs) where all lanes act and the address allows it; begins the block for where not.
+
+    Returns the label at which both ways meet.
+    """
+    emit = ctx.emit
+    address = emit.op(f"ptrtoint ptr {base} to i64")
+    low = emit.op(f"and i64 {address}, {min(size, LINE) - 1}")
+    fits = emit.op(f"icmp eq i64 {low}, 0")
+    if mask is not None:
+        every = emit.op(f"icmp eq i32 {ctx.mask_bits(mask)}, -1")
+        fits = emit.op(f"and i1 {fits}, {every}")
+    past, through, done = emit.label("past"), emit.label("through"), emit.label("streamed")
+    emit.branch(fits, past, through)
+    emit.start(past)
+    emit.do(f"store {t} {whole}, ptr {base}, align {min(size, LINE)}, !nontemporal !1")
+    emit.jump(done)
+    emit.start(through)
+    return done
+
+
+def _store_whole(
+    ctx: Context, base: str, t: str, n: int, bits: int, whole: str, mask: str | None, count: int, align: int, kind: str
+) -> None:
+    emit = ctx.emit
     if mask is None:
-        emit.do(f"store {volatile}{t} {whole}, ptr {base}, align {align}")
+        emit.do(f"store {kind}{t} {whole}, ptr {base}, align {align}")
         return
     wide = _repeat(ctx, mask, count)
     name = emit.declare(f"llvm.masked.store.v{n}i{bits}.p0", "void", f"{t}, ptr, i32, {vec('i1', n)}")
