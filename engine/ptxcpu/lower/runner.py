@@ -303,7 +303,8 @@ def _coroutine_block(warps: int, checked: bool) -> str:
 start:
   %w = phi i32 [0, %block], [%w.next, %started]
   {find}
-  %w64 = zext i32 {w} to i64
+  ; Frames go by the order of starting: the first start tells how large they are.
+  %w64 = zext i32 %w to i64
   %size.raw = load i64, ptr @frame.size
   %size.up = add i64 %size.raw, {ALIGN - 1}
   %size = and i64 %size.up, -{ALIGN}
