@@ -58,8 +58,10 @@ class Program:
 
     def int(self) -> str:
         roll = self.rng.random()
-        if roll < 0.75:
+        if roll < 0.6:
             return f"%i{self.rng.randrange(INTS)}"
+        if roll < 0.75:  # what a compiler knows the shape of over a warp's lanes
+            return self.rng.choice(["%t", "%lane", "%block", "%nt", "%g", "%twice"])
         return str(
             self.rng.choice([0, 1, 2, 5, 31, 32, 33, 255, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF, self.rng.getrandbits(32)])
         )
@@ -85,8 +87,10 @@ class Program:
     def statement(self, uniform: bool) -> None:
         rng = self.rng
         roll = rng.random()
-        if roll < 0.55 or self.depth > 3:
+        if roll < 0.42 or self.depth > 3:
             self.arithmetic()
+        elif roll < 0.55:
+            self.chain()
         elif roll < 0.70:
             self.branch(uniform)
         elif roll < 0.80:
@@ -95,7 +99,9 @@ class Program:
             self.emit(f"@{rng.choice(['', '!'])}{self.predicate()} bra {rng.choice(self.loops[-1])};")
         elif roll < 0.89 and self.may_exit:
             self.emit(f"@{self.predicate()} {rng.choice(['ret', 'exit'])};")
-        elif roll < 0.95 and uniform and self.barriers:
+        elif roll < 0.91:
+            self.gather()
+        elif roll < 0.945 and uniform and self.barriers:
             self.exchange()
         elif uniform and self.warps:
             self.shuffle()
@@ -150,6 +156,66 @@ class Program:
         )
         self.emit("".join(f"{guard}{part}; " for part in text.rstrip(";").split("; ")).rstrip())
 
+    def chain(self) -> None:
+        """Registers that are written once, from the thread's place and constants: compilers know more about those."""
+        rng = self.rng
+        known = ["%t", "%lane", "%block", "%nt", "%g", "%t"]
+        for _ in range(rng.randrange(2, 6)):
+            self.labels += 1
+            new, wide = f"%c{self.labels}", f"%cw{self.labels}"
+
+            def some(known: list[str] = known) -> str:
+                constants = (
+                    "0",
+                    "1",
+                    "2",
+                    "3",
+                    "4",
+                    "7",
+                    "8",
+                    "16",
+                    "31",
+                    "32",
+                    "60",
+                    "-1",
+                    "-4",
+                    "0xFFFFFFE0",
+                    "0x7FFFFFFF",
+                )
+                return rng.choice(known) if rng.random() < 0.65 else rng.choice(constants)
+
+            a, b, c, reg, sign, shift = some(), some(), some(), rng.choice(known), rng.choice("us"), rng.randrange(34)
+            self.emit(f".reg .b32 {new}; .reg .b64 {wide};")
+            op = rng.choice(
+                ["add.u32", "sub.s32", "mul.lo.u32", "and.b32", "or.b32", "xor.b32", "min.s32", "max.u32", "rem.u32"]
+            )
+            if op == "rem.u32":
+                b = rng.choice(["%nt", "7", "32"])
+            self.emit(
+                rng.choice(
+                    [
+                        f"{op} {new}, {a}, {b};",
+                        f"{op} {new}, {reg}, {b};",
+                        f"mad.lo.{sign}32 {new}, {a}, {b}, {c};",
+                        f"shl.b32 {new}, {a}, {b};",
+                        f"shr.{sign}32 {new}, {a}, {b};",
+                        f"neg.s32 {new}, {reg};",
+                        f"mov.u32 {new}, {reg};",
+                        f"cvt.{sign}64.{sign}32 {wide}, {reg}; shl.b64 {wide}, {wide}, {shift}; cvt.u32.u64 {new}, {wide};",
+                        f"mul.wide.{sign}32 {wide}, {reg}, {b}; shr.{sign}64 {wide}, {wide}, {shift}; cvt.u32.u64 {new}, {wide};",
+                        f"mad.wide.u32 {wide}, {reg}, {b}, 12; and.b64 {wide}, {wide}, 0xFFFFFFFFFF0; cvt.u32.u64 {new}, {wide};",
+                        f"cvt.{sign}8.u32 {new}, {reg};",
+                        f"selp.b32 {new}, {a}, {b}, {self.predicate()};",
+                    ]
+                )
+            )
+            known.append(new)
+            known.append(new)
+        to = self.int_to()
+        self.emit(f"mad.lo.u32 {to}, {to}, 5, {known[-1]};")
+        if rng.random() < 0.4:
+            self.emit(f"and.b32 %s0, {known[-1]}, 60; mad.wide.u32 %at, %s0, 4, %first; ld.global.u32 {to}, [%at];")
+
     def condition(self) -> str:
         p = self.predicate()
         self.emit(f"setp.{self.rng.choice(_COMPARISONS)}.s32 {p}, {self.int()}, {self.int()};")
@@ -201,6 +267,20 @@ class Program:
         self.depth -= 1
         self.emit(f"{step}: add.u32 {counter}, {counter}, 1; bra {start}; {end}:")
 
+    def gather(self) -> None:
+        """Read one of the input's first 64 numbers: any, or one by the lane's number, or in a vector."""
+        rng, a, to = self.rng, self.int(), self.int_to()
+        index = rng.choice(
+            [f"and.b32 %s0, {a}, 60", "and.b32 %s0, %t, 31", "shr.u32 %s0, %t, 3", "shl.b32 %s0, %block, 2"]
+        )
+        self.emit(f"{index}; mad.wide.u32 %at, %s0, 4, %first;")
+        if index.endswith("60") or index.startswith("shl"):
+            self.emit(f"ld.global.v2.u32 {{{to}, {rng.choice(['_', '%s0'])}}}, [%at+8];")
+        else:
+            self.emit(
+                f"ld.global.{rng.choice(['u32', 's32', 'u8', 's16', 'nc.b32'])} {to}, [%at+{4 * rng.randrange(3)}];"
+            )
+
     def exchange(self) -> None:
         """All threads write their slots, and after a barrier read a neighbour's; another barrier before the next write."""
         value, to, far = self.int(), self.int_to(), self.rng.choice([1, 3, 7, 31, 32])
@@ -234,15 +314,19 @@ class Program:
 def generate(seed: int) -> tuple[str, int]:
     """A kernel `k(p_in, p_out, p_floats)` and its block's size. Its threads read 4 numbers each and write 10."""
     rng = random.Random(seed)
-    block = rng.choice([32, 64, 96, 64, 17, 40])
+    block = rng.choice([32, 64, 96, 64, 96, 17, 40])
     program = Program(rng, warps=block % 32 == 0, barriers=rng.random() < 0.7)
     program.block(rng.randrange(6, 16), uniform=True)
     program.may_exit = True  # from here on no more barriers and no instructions of whole warps
     program.emit("mov.u32 %mark, 1;")
     program.block(rng.randrange(2, 8), uniform=False)
     setup = [f"ld.global.u32 %i{i}, [%in+{4 * i}];" for i in range(4)]
-    setup += [f"mul.lo.u32 %i{i}, %i{i - 4}, {2 * i + 1};" for i in range(4, INTS - 1)]
-    setup += [f"mov.u32 %i{INTS - 1}, %tid.x;"]
+    setup += [
+        "and.b32 %i4, %t, 31;",
+        "mad.lo.u32 %i5, %t, 12, 7;",
+        "shl.b32 %i6, %block, 3;",
+        f"mov.u32 %i{INTS - 1}, %tid.x;",
+    ]
     setup += [
         f"cvt.rn.f32.s32 %f{i}, %i{i}; mul.rn.f32 %f{i}, %f{i}, 0f{0x3F000000 - 0x1000000 * i:08X};"
         for i in range(FLOATS)
@@ -259,11 +343,12 @@ def generate(seed: int) -> tuple[str, int]:
     source = f"""{HEAD}.visible .entry k(.param .u64 p_in, .param .u64 p_out, .param .u64 p_floats)
 {{
 .shared .align 4 .b8 tile[384];
-.reg .b32 %i<{INTS}>, %s<2>, %t, %nt, %block, %g, %tile, %slot, %mark;
-.reg .f32 %f<{FLOATS}>; .reg .b64 %w<{WIDES}>, %in, %out, %floats;
+.reg .b32 %i<{INTS}>, %s<2>, %t, %nt, %block, %g, %lane, %twice, %tile, %slot, %mark;
+.reg .f32 %f<{FLOATS}>; .reg .b64 %w<{WIDES}>, %in, %out, %floats, %first, %at;
 .reg .pred %p<{PREDICATES}>; .reg .b16 %h<2>;
 mov.u32 %t, %tid.x; mov.u32 %nt, %ntid.x; mov.u32 %block, %ctaid.x; mad.lo.u32 %g, %block, %nt, %t;
-ld.param.u64 %in, [p_in]; ld.param.u64 %out, [p_out]; ld.param.u64 %floats, [p_floats];
+mov.u32 %lane, %laneid; add.u32 %twice, %t, %t;
+ld.param.u64 %first, [p_in]; mov.u64 %in, %first; ld.param.u64 %out, [p_out]; ld.param.u64 %floats, [p_floats];
 mad.wide.u32 %in, %g, 16, %in; mad.wide.u32 %out, %g, 40, %out; mad.wide.u32 %floats, %g, {4 * FLOATS}, %floats;
 mov.u32 %tile, tile; mad.lo.u32 %slot, %t, 4, %tile;
 {lines}

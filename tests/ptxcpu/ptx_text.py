@@ -131,17 +131,22 @@ extern "C" __global__ void second(float* c, int n) {
 """
 
 
-@cache
-def nvrtc_ptx(*options: str) -> str:
-    """What NVRTC makes of `CUDA`. Needs no GPU and no driver."""
+def compile_cuda(source: str, *options: str) -> str:
+    """PTX of CUDA C for sm_80. Needs no GPU and no driver."""
     import nvidia.cuda_runtime
     from cupy.cuda import nvrtc
 
     include = f"{next(iter(nvidia.cuda_runtime.__path__))}/include"
-    program = nvrtc.createProgram(CUDA, "everything.cu", [], [])
+    program = nvrtc.createProgram(source, "test.cu", [], [])
     try:
         nvrtc.compileProgram(program, ["-arch=compute_80", f"-I{include}", "-default-device", *options])
     except nvrtc.NVRTCError as error:
         raise AssertionError(nvrtc.getProgramLog(program)) from error
     text = nvrtc.getPTX(program)
     return (text if isinstance(text, str) else text.decode()).rstrip("\0")
+
+
+@cache
+def nvrtc_ptx(*options: str) -> str:
+    """What NVRTC makes of `CUDA`."""
+    return compile_cuda(CUDA, *options)

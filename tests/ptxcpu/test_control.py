@@ -76,6 +76,31 @@ def test_shapes(grid: tuple[int, int, int], block: tuple[int, int, int]) -> None
     check("mov.u32 %x, 1;\n" + mix + STORE, grid, block)
 
 
+LANES = {
+    "shifts by the lane": """and.b32 %r1, %t, 31; shl.b32 %r2, 1, %r1; mov.u32 %r3, -1; shl.b32 %r4, %r3, %lane;
+        shr.u32 %r5, %r3, %t; mov.u32 %r6, 0x80000000; shr.s32 %r7, %r6, %lane; not.b32 %r4, %r4;
+        add.u32 %x, %r2, %r4; xor.b32 %x, %x, %r5;
+        add.u32 %x, %x, %r7;""",
+    "sums that wrap": """mad.lo.u32 %r1, %t, 0x40000000, 0x7FFFFFF0; sub.u32 %r2, %r1, %lane; sub.u32 %r2, %r2, %lane;
+        shr.u32 %r3, %r2, 3; mad.wide.s32 %rd1, %r1, 4, 5; shr.u64 %rd1, %rd1, 7; cvt.u32.u64 %r4, %rd1; cvt.u64.u32 %rd2, %r2;
+        shr.u64 %rd2, %rd2, 30; cvt.u32.u64 %r5, %rd2; add.u32 %x, %r3, %r4; add.u32 %x, %x, %r5;""",
+    "masks": """and.b32 %r1, %t, 28; and.b32 %r2, %t, 0xFFFFFFF0; mul.lo.u32 %r3, %lane, 12; and.b32 %r4, %r3, 63;
+        or.b32 %r5, %r3, 2; shl.b32 %r6, %t, 4; or.b32 %r6, %r6, 15; mad.lo.u32 %x, %r1, 31, %r2; mad.lo.u32 %x, %x, 31, %r4;
+        mad.lo.u32 %x, %x, 31, %r5; xor.b32 %x, %x, %r6;""",
+    "quotients": """shr.u32 %r1, %t, 2; div.u32 %r2, %t, 5; rem.u32 %r3, %t, 12; mov.u32 %r4, %ntid.x;
+        rem.u32 %r5, %lane, %r4; neg.s32 %r6, %t; shr.s32 %r7, %r6, 2; cvt.s8.u32 %r8, %r6;
+        mad.lo.u32 %x, %r1, 31, %r2; mad.lo.u32 %x, %x, 31, %r3;
+        mad.lo.u32 %x, %x, 31, %r5; mad.lo.u32 %x, %x, 31, %r7; add.u32 %x, %x, %r8;""",
+}
+
+
+@pytest.mark.parametrize("block", [(32, 1, 1), (80, 1, 1), (8, 4, 3)])
+@pytest.mark.parametrize("kind", LANES)
+def test_values_that_follow_the_lane(kind: str, block: tuple[int, int, int]) -> None:
+    """What a compiler may keep as a base and a stride, at the places where that stops being true."""
+    check(LANES[kind] + STORE, (2, 1, 1), block)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_make_no_difference(threads: int) -> None:
     source = entry(LOAD + FLOW["loop with its own count in each lane"] + STORE)
@@ -217,13 +242,13 @@ def test_memory(kind: str) -> None:
     check(local + LOAD + MEMORY[kind] + STORE, (2, 1, 1), (block, 1, 1), declared)
 
 
-@pytest.mark.parametrize("type", ["u8", "s8", "u16", "b16", "u32", "f32", "b64"])
-@pytest.mark.parametrize("width", [2, 4])
+@pytest.mark.parametrize(
+    ("type", "width"),
+    [(t, w) for t in ("u8", "s8", "u16", "b16", "u32", "f32", "b64") for w in (2, 4) if w * int(t[1:]) <= 128],
+)
 @pytest.mark.parametrize("space", ["global", "shared"])
 def test_vectors(type: str, width: int, space: str) -> None:
     bits = int(type[1:])
-    if width * bits > 128:
-        pytest.skip("at most 16 bytes")
     nbytes = width * bits // 8
     register = {8: "b16", 16: "b16", 32: "b32", 64: "b64"}[bits]
     names = ", ".join(f"%v{i}" for i in range(width))
