@@ -16,8 +16,8 @@ from oracle_scalar import BITS
 from ptxtrain.engine.ptxcpu import load
 from ptxtrain.engine.ptxcpu.parser import parse
 
-COUNT = 230  # numbers; not a multiple of the block, so the last warps are partial
-BLOCK, GRID = 80, 3  # two and a half warps
+COUNT = 170  # numbers; not a multiple of the block, so the last warps are partial
+BLOCK, GRID = 90, 2  # two whole warps and a part
 
 EDGES: dict[str, list[int]] = {
     "f32": [
@@ -55,7 +55,7 @@ def numbers(type: str, position: int, nonzero: bool = False) -> list[int]:
     rng = np.random.default_rng([len(type), *type.encode(), position])
     some = edges(type)
     pairs = list(product(some, some))
-    order = np.random.default_rng(len(some)).permutation(len(pairs))[:160]
+    order = np.random.default_rng(len(some)).permutation(len(pairs))[:120]
     chosen = [pairs[i][position % 2] for i in order]
     if position == 2:
         chosen = [some[int(i)] for i in rng.integers(len(some), size=len(chosen))]
