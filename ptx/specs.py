@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeAlias
 
+from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -165,7 +166,15 @@ class OneBlockSpec:
 
 
 Spec: TypeAlias = (
-    RowSpec | ElementSpec | NormBackwardSpec | PartsSpec | NormPartSpec | OneBlockSpec | CrossEntropySpec | MatmulSpec
+    RowSpec
+    | ElementSpec
+    | NormBackwardSpec
+    | PartsSpec
+    | NormPartSpec
+    | OneBlockSpec
+    | CrossEntropySpec
+    | MatmulSpec
+    | AttentionSpec
 )
 
 # What each stem is rendered from unless its op asks for something else.
@@ -174,6 +183,9 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "adamw_update": ElementSpec(),
         "add_into": ElementSpec(),
         "add_parts": PartsSpec(),
+        "attention_dkv": DkvSpec(),
+        "attention_dq": DqSpec(),
+        "attention_forward": ForwardSpec(),
         "cast_to_bf16": ElementSpec(),
         "cast_to_f32": ElementSpec(),
         "cross_entropy": CrossEntropySpec(),
