@@ -19,7 +19,8 @@ from ptxtrain.engine.ptxcpu.checked.sanitizer import Sanitizer
 from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
 from ptxtrain.engine.ptxcpu.inline import function_address
 from ptxtrain.engine.ptxcpu.lower.checks import GAP
-from ptxtrain.engine.ptxcpu.lower.function import RUN, layout_globals, layout_params, lower_entry
+from ptxtrain.engine.ptxcpu.lower.function import RUN, lower_entry
+from ptxtrain.engine.ptxcpu.lower.layouts import layout_globals, layout_params
 from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 from ptxtrain.engine.ptxcpu.parser import parse
 from ptxtrain.engine.ptxcpu.runtime import LaunchFailed, Memory, Pool, Ready, Task, default_threads

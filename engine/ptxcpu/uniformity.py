@@ -362,9 +362,9 @@ class Analysis:
                 product = self._product(ins, infos[0], infos[1], bits)
                 wide = 2 * bits if ins.has("wide") else bits
                 return None if product is None or ins.has("cc", "sat") else _wrap(_sum(product, infos[2], 1), wide)
-            case "shl" if infos[1].const is not None and 0 <= infos[1].const < bits:
+            case "shl" if infos[1].uniform and infos[1].const is not None and 0 <= infos[1].const < bits:
                 return _wrap(_scaled(infos[0], 1 << infos[1].const), bits)
-            case "shr" if infos[1].const is not None and 0 <= infos[1].const < bits:
+            case "shr" if infos[1].uniform and infos[1].const is not None and 0 <= infos[1].const < bits:
                 return self._shift_right(infos[0], infos[1].const)
             case "and":
                 return self._and(infos[0], infos[1], bits) or self._and(infos[1], infos[0], bits)

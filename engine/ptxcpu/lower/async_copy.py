@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat
-from ptxtrain.engine.ptxcpu.lower.memory import lane_array
+from ptxtrain.engine.ptxcpu.lower.places import lane_array
 from ptxtrain.engine.ptxcpu.tree import Imm, Instruction, Reg
 
 LINE = 64  # bytes of a cache line

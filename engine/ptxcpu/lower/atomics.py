@@ -10,7 +10,8 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat, vec
 from ptxtrain.engine.ptxcpu.lower.floating import Floats
-from ptxtrain.engine.ptxcpu.lower.memory import Place, place_of, space_of, step_pointer
+from ptxtrain.engine.ptxcpu.lower.memory import step_pointer
+from ptxtrain.engine.ptxcpu.lower.places import Place, place_of, space_of
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Address, Instruction, Operand, Reg, Sink, Symbol, Vector
 
 _NAMES = ("add", "and", "or", "xor", "exch", "inc", "dec", "min", "max", "cas")

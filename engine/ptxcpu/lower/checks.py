@@ -13,7 +13,7 @@ from ptxtrain.engine.ptxcpu.checked import state
 from ptxtrain.engine.ptxcpu.lower import warp
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, vec
-from ptxtrain.engine.ptxcpu.lower.memory import lane_pointers, place_of, space_of
+from ptxtrain.engine.ptxcpu.lower.places import lane_pointers, place_of, space_of
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Address, Imm, Instruction, Operand, Reg, Symbol, Variable, Vector
 

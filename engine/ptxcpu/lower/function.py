@@ -7,83 +7,26 @@ they go to. A kernel with barriers becomes a coroutine: a barrier suspends the w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu import traps
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
-from ptxtrain.engine.ptxcpu.inline import function_address, inline_calls
+from ptxtrain.engine.ptxcpu.inline import inline_calls
 from ptxtrain.engine.ptxcpu.jit import bf16_products
 from ptxtrain.engine.ptxcpu.lower import runner
-from ptxtrain.engine.ptxcpu.lower.affine import lower_affine
-from ptxtrain.engine.ptxcpu.lower.async_copy import lower_cp
-from ptxtrain.engine.ptxcpu.lower.atomics import lower_atom
 from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
 from ptxtrain.engine.ptxcpu.lower.context import Context
-from ptxtrain.engine.ptxcpu.lower.convert import lower_cvt
-from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, iota, splat
-from ptxtrain.engine.ptxcpu.lower.floating import FLOATING
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat
 from ptxtrain.engine.ptxcpu.lower.fragments import place_fragments
-from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
-from ptxtrain.engine.ptxcpu.lower.memory import (
-    lower_cvta,
-    lower_isspacep,
-    lower_ld,
-    lower_mov,
-    lower_st,
-)
-from ptxtrain.engine.ptxcpu.lower.mma import MATRIX, allocate_fragments
-from ptxtrain.engine.ptxcpu.lower.warp import (
-    lower_activemask,
-    lower_barrier,
-    lower_elect,
-    lower_fence,
-    lower_match,
-    lower_nothing,
-    lower_policy,
-    lower_redux,
-    lower_shfl,
-    lower_vote,
-)
-from ptxtrain.engine.ptxcpu.lower.wmma import lower_wmma
-from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol, Variable
+from ptxtrain.engine.ptxcpu.lower.layouts import layout, layout_globals, layout_params
+from ptxtrain.engine.ptxcpu.lower.mma import allocate_fragments
+from ptxtrain.engine.ptxcpu.lower.names import Names
+from ptxtrain.engine.ptxcpu.lower.opcodes import lower_opcode
+from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 from ptxtrain.engine.ptxcpu.webs import split_webs
 
 RUN = "run"  # the name of the function that runs blocks
-
-NOTHING = (
-    "prefetch prefetchu discard applypriority nanosleep pmevent setmaxnreg griddepcontrol".split()
-)  # instructions that need not do anything
-
-LOWERINGS: dict[str, Callable[[Context, Instruction], None]] = {
-    **INTEGER,
-    **FLOATING,
-    **MATRIX,
-    "cp": lower_cp,
-    "wmma": lower_wmma,
-    "cvt": lower_cvt,
-    "ld": lower_ld,
-    "ldu": lower_ld,
-    "st": lower_st,
-    "mov": lower_mov,
-    "cvta": lower_cvta,
-    "isspacep": lower_isspacep,
-    "atom": lower_atom,
-    "red": lower_atom,
-    "shfl": lower_shfl,
-    "vote": lower_vote,
-    "activemask": lower_activemask,
-    "match": lower_match,
-    "redux": lower_redux,
-    "bar": lower_barrier,
-    "barrier": lower_barrier,
-    "membar": lower_fence,
-    "fence": lower_fence,
-    "elect": lower_elect,
-    "createpolicy": lower_policy,
-    **dict.fromkeys(NOTHING, lower_nothing),
-}
 
 # Instructions that must not run at all where a varying guard lets no lane through.
 _SKIPPED_WHEN_EMPTY = frozenset({"ld", "ldu", "st", "atom", "red"})
@@ -99,21 +42,6 @@ class Lowered:
     local: int  # of one warp
     coroutine: bool
     checked: Checked | None = None
-
-
-def layout(variables: list[Variable], gap: int = 0) -> tuple[dict[str, int], int]:
-    """Offsets of variables one after another at their alignments, and the end; arrays without a size come last.
-
-    `gap` bytes are left free behind each.
-    """
-    offsets: dict[str, int] = {}
-    end = 0
-    for variable in sorted(variables, key=lambda v: v.nbytes == 0):
-        align = max(variable.align, 16 if variable.nbytes == 0 else 1)
-        end = (end + align - 1) // align * align
-        offsets[variable.name] = end
-        end += variable.nbytes + (gap if variable.nbytes else 0)
-    return offsets, end
 
 
 def lower_entry(module: Module, function: Function, block: tuple[int, int, int], *, checked: bool = False) -> Lowered:
@@ -166,131 +94,11 @@ class _Driver:
         self.ctx.products = bf16_products()
         tiles = self.ctx.products == "tiles"
         allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis, tiles=tiles))
-        self.param_at = params
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
         self.exit_masks: dict[int, str] = {}
-        self._define_symbols()
-        self._define_specials()
-
-    # Names
-
-    def _define_symbols(self) -> None:
-        ctx = self.ctx
-
-        def fixed(space: str, offset: int) -> Callable[[], tuple[str, str]]:
-            return lambda: (space, str(offset))
-
-        def in_globals(space: str, offset: int) -> Callable[[], tuple[str, str]]:
-            def make() -> tuple[str, str]:
-                start = ctx.emit.op("ptrtoint ptr %globals to i64")
-                return space, ctx.emit.op(f"add i64 {start}, {offset}")
-
-            return make
-
-        for name, offset in self.param_at.items():
-            ctx.symbols[name] = fixed("param", offset)
-        for name, offset in self.shared_at.items():
-            ctx.symbols[name] = fixed("shared", offset)
-        for name, offset in self.local_at.items():
-            ctx.symbols[name] = fixed("local", offset)
-        for name, offset in self.global_at.items():
-            ctx.symbols[name] = in_globals("global", offset)
-        for name in self.module.functions:
-            ctx.symbols.setdefault(name, fixed("", function_address(self.module, name)))
-        ctx.symbols["%shared"] = lambda: ("", ctx.emit.op("ptrtoint ptr %shared to i64"))
-        ctx.symbols["%local"] = lambda: ("", ctx.emit.op("ptrtoint ptr %local to i64"))
-        ctx.symbols["%param"] = lambda: ("", ctx.emit.op("ptrtoint ptr %params to i64"))
-        ctx.symbols["%shared.bytes"] = lambda: ("", ctx.emit.op("zext i32 %shared.size to i64"))
-        ctx.symbols["%local.bytes"] = fixed("", self.local * LANES)
-
-    def _define_specials(self) -> None:
-        ctx, shape = self.ctx, self.shape
-        emit = ctx.emit
-
-        def scalar(text: str) -> Callable[[], str]:
-            return lambda: text
-
-        for axis in "xyz":
-            ctx.specials[f"%ctaid.{axis}"] = scalar(f"%ctaid.{axis}")
-            ctx.specials[f"%nctaid.{axis}"] = scalar(f"%nctaid.{axis}")
-            ctx.specials[f"%ntid.{axis}"] = scalar(str(getattr(shape, axis)))
-            ctx.specials[f"%tid.{axis}"] = self._tid(axis)
-        ctx.specials["%tid.x.base"] = self._tid_base
-        ctx.specials["%laneid"] = scalar(iota("i32", 1))
-        ctx.specials["%laneid.base"] = scalar("0")
-        ctx.specials["%warpid"] = scalar("%warp")
-        ctx.specials["%nwarpid"] = scalar(str(shape.warps))
-        ctx.specials["WARP_SZ"] = scalar("32")
-        ctx.specials["%total_smem_size"] = scalar("%shared.size")
-        ctx.specials["%dynamic_smem_size"] = lambda: emit.op(f"sub i32 %shared.size, {self.shared}")
-        self._define_constants()
-        for name, bits in (("%clock64", "i64"), ("%globaltimer", "i64"), ("%clock", "i32"), ("%globaltimer_lo", "i32")):
-            ctx.specials[name] = self._clock(bits, False)
-        for name in ("%clock_hi", "%globaltimer_hi"):
-            ctx.specials[name] = self._clock("i32", True)
-        masks: dict[str, Callable[[int], int]] = {
-            "eq": lambda i: 1 << i,
-            "lt": lambda i: (1 << i) - 1,
-            "le": lambda i: (2 << i) - 1,
-            "gt": lambda i: ~((2 << i) - 1),
-            "ge": lambda i: ~((1 << i) - 1),
-        }
-        for name, mask in masks.items():
-            words = ", ".join(f"i32 {integer(mask(i), 32)}" for i in range(LANES))
-            ctx.specials[f"%lanemask_{name}"] = scalar(f"<{words}>")
-
-    def _define_constants(self) -> None:
-        """What is the same for everybody: one multiprocessor, no clusters, no counters, no environment."""
-        ctx = self.ctx
-        zeros = ["smid", "gridid", "cluster_ctarank", "current_graph_exec", *("tid.w ntid.w ctaid.w nctaid.w".split())]
-        zeros += [f"{name}{i}{more}" for i in range(8) for name, more in (("pm", ""), ("pm", "_64"))]
-        zeros += [f"envreg{i}" for i in range(32)] + [f"cluster_ctaid.{axis}" for axis in "xyzw"]
-        zeros += [f"reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")]
-        values = {**dict.fromkeys(zeros, "0"), "nsmid": "1", "cluster_nctarank": "1", "aggr_smem_size": "%shared.size"}
-        for axis in "xyz":
-            values |= {f"clusterid.{axis}": f"%ctaid.{axis}", f"nclusterid.{axis}": f"%nctaid.{axis}"}
-            values[f"cluster_nctaid.{axis}"] = "1"
-        for name, value in values.items():
-            ctx.specials[f"%{name}"] = lambda value=value: value  # type: ignore[misc]
-        ctx.specials["%is_explicit_cluster"] = lambda: "false"
-
-    def _clock(self, bits: str, upper: bool) -> Callable[[], str]:
-        def make() -> str:
-            value = self.ctx.emit.call("llvm.readcyclecounter", "i64")
-            if upper:
-                value = self.ctx.emit.op(f"lshr i64 {value}, 32")
-            return value if bits == "i64" else self.ctx.emit.op(f"trunc i64 {value} to i32")
-
-        return make
-
-    def _tid_base(self) -> str:
-        """tid.x of the warp's first lane, where it runs on by one from lane to lane."""
-        emit, shape = self.ctx.emit, self.shape
-        first = emit.op(f"shl i32 %warp, {LANES.bit_length() - 1}")
-        return first if shape.y == shape.z == 1 else emit.op(f"urem i32 {first}, {shape.x}")
-
-    def _tid(self, axis: str) -> Callable[[], str]:
-        def make() -> str:
-            emit, shape = self.ctx.emit, self.shape
-            info = shape.special(f"%tid.{axis}")
-            first = emit.op(f"shl i32 %warp, {LANES.bit_length() - 1}")
-            divisor = {"x": 1, "y": shape.x, "z": shape.x * shape.y}[axis]
-            size = getattr(shape, axis)
-            if info.const is not None and info.uniform:
-                return str(info.const)
-            if info.uniform:
-                quotient = emit.op(f"udiv i32 {first}, {divisor}")
-                return emit.op(f"urem i32 {quotient}, {size}") if axis == "y" else quotient
-            if info.affine:
-                return self.ctx.spread("i32", self._tid_base(), 1, None)
-            linear = self.ctx.spread("i32", first, 1, None)
-            t = f"<{LANES} x i32>"
-            if divisor != 1:
-                linear = emit.op(f"udiv {t} {linear}, {splat('i32', divisor, LANES)}")
-            return emit.op(f"urem {t} {linear}, {splat('i32', size, LANES)}")
-
-        return make
+        offsets = {"param": params, "shared": self.shared_at, "local": self.local_at, "global": self.global_at}
+        Names(self.ctx, module, shape, offsets, self.shared, self.local)
 
     # The whole module
 
@@ -695,17 +503,14 @@ suspend:
 
     def _instruction(self, ins: Instruction) -> None:
         ctx, emit = self.ctx, self.ctx.emit
-        lowering = LOWERINGS.get(ins.opcode)
-        if lowering is None:
-            raise ctx.refuse(ins, f"the instruction {ins.opcode} is not known")
         if ins.guard is None:
-            self._lower(ins, lowering)
+            lower_opcode(ctx, ins)
             return
         if self.analysis.guard_is_uniform(ins.guard):
             yes, no = emit.label("do"), emit.label("done")
             emit.branch(ctx.predicate(ins.guard, 1), yes, no)
             emit.start(yes)
-            self._lower(ins, lowering)
+            lower_opcode(ctx, ins)
             emit.jump(no)
             emit.start(no)
             return
@@ -716,39 +521,8 @@ suspend:
             emit.branch(emit.op(f"icmp ne i32 {ctx.mask_bits(mask)}, 0"), yes, no)
             emit.start(yes)
         ctx.guard_mask = mask
-        self._lower(ins, lowering)
+        lower_opcode(ctx, ins)
         ctx.guard_mask = None
         if skips:
             emit.jump(no)
             emit.start(no)
-
-    def _lower(self, ins: Instruction, lowering: Callable[[Context, Instruction], None]) -> None:
-        try:
-            if self.checks is not None and self.checks.before(ins):
-                return
-            if not lower_affine(self.ctx, ins):
-                lowering(self.ctx, ins)
-        except (AssertionError, KeyError, ValueError, IndexError, StopIteration, TypeError) as error:
-            raise self.ctx.refuse(ins, f"this form of {ins.opcode} is not known ({error})") from error
-
-
-def layout_params(function: Function) -> tuple[dict[str, int], int]:
-    """Byte offsets of an entry's parameters in its argument buffer, and the buffer's size."""
-    offsets: dict[str, int] = {}
-    end = 0
-    for param in function.params:
-        end = (end + param.align - 1) // param.align * param.align
-        offsets[param.name] = end
-        end += param.nbytes
-    return offsets, end
-
-
-def layout_globals(module: Module, function: Function, gap: int = 0) -> tuple[dict[str, int], int]:
-    """Byte offsets of all global and constant variables: the module's, then the function's own."""
-    variables = [
-        v
-        for owner in (module.variables, *(f.variables for f in module.functions.values()))
-        for v in owner.values()
-        if v.space in ("global", "const")
-    ]
-    return layout(variables, gap)

@@ -1,159 +1,25 @@
-"""Loads, stores, moves, addresses and atomics.
+"""Loads and stores of every state space.
 
 An access is a vector access where the analysis shows neighbouring lanes at neighbouring addresses, one scalar access where
-all lanes share the address, and a gather or scatter otherwise. Generic addresses of shared and local memory are the host's
-own, so generic accesses need no test.
+all lanes share the address, and a gather or scatter otherwise.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
-from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat, vec
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat, vec
+from ptxtrain.engine.ptxcpu.lower.places import Place, place_of, space_of
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
-    Address,
-    Imm,
     Instruction,
     Operand,
     Reg,
     Sink,
-    Special,
-    Symbol,
     Vector,
 )
 
 LINE = 64  # bytes of a cache line
 STREAM = "stream"  # in the place of `volatile`: written once and not read soon
-SPACES = ("param", "const", "global", "shared", "local")
-
-
-def space_of(ins: Instruction) -> str:
-    """The state space of an access, `generic` if none is named."""
-    for modifier in ins.modifiers:
-        name = modifier.split("::")[0]
-        if name in SPACES:
-            return name
-    return "generic"
-
-
-@dataclass(slots=True)
-class Place:
-    """Where an access goes. One of: `scalar` (all lanes), `base` with `stride`, `lanes` (a vector of pointers).
-
-    A base whose form is `loose` holds only while the function's `straight` flag does; `lanes` is then given too.
-    """
-
-    scalar: str | None = None
-    base: str | None = None
-    stride: int = 0
-    lanes: str | None = None
-    loose: bool = False
-
-
-def place_of(ctx: Context, ins: Instruction, address: Operand, space: str) -> Place:
-    """Turn `[base + offset]` into host pointers."""
-    assert isinstance(address, Address)
-    base, offset = address.base, address.offset
-    if space == "generic" and isinstance(base, Symbol):
-        # A symbol stands for its address in its own window: `ld [symbol]` is an access to that space.
-        space = ctx.symbols[base.name]()[0]
-    if space in ("shared", "local", "param"):
-        return _in_window(ctx, base, offset, space)
-    if base is None or ctx.info(base).uniform:
-        start = str(offset) if base is None else ctx.get(base, "i64", 1)
-        return Place(scalar=_pointer(ctx, start, 0 if base is None else offset))
-    info = ctx.info(base)
-    assert isinstance(base, Reg)
-    if info.affine and info.stride is not None and TYPE_BITS[base.type] == 64:
-        pointer = _pointer(ctx, ctx.base(base, "i64"), offset)
-        return Place(base=pointer, stride=info.stride, loose=info.loose, lanes=_pointers(ctx, base, offset))
-    return Place(lanes=_pointers(ctx, base, offset))
-
-
-def lane_pointers(ctx: Context, ins: Instruction, address: Operand, space: str) -> str:
-    """The lanes' host pointers as one vector, whatever is known of them."""
-    place = place_of(ctx, ins, address, space)
-    if place.lanes is not None:
-        return place.lanes
-    assert place.scalar is not None
-    return ctx.emit.broadcast("ptr", place.scalar)
-
-
-def lane_array(ctx: Context, ins: Instruction, address: Operand, space: str) -> tuple[str, int]:
-    """The lanes' pointers as an array in memory, and an offset to be added to each.
-
-    An array that stands there already, made from the same value of the same register, serves again: a kernel reads its
-    matrices at constant distances from one address.
-    """
-    assert isinstance(address, Address)
-    if not isinstance(address.base, Reg):
-        return _new_array(ctx, lane_pointers(ctx, ins, address, space)), 0
-    name = address.base.name
-    key = (name, space, ctx.written.get(name, 0), ctx.emit.blocks)
-    slot = ctx.arrays.get(key)
-    if slot is None:
-        slot = ctx.arrays[key] = _new_array(ctx, lane_pointers(ctx, ins, Address(address.base, 0), space))
-    return slot, address.offset
-
-
-def _new_array(ctx: Context, pointers: str) -> str:
-    slot = ctx.emit.alloca("[32 x ptr], align 64", "pointers")
-    ctx.emit.do(f"store <32 x ptr> {pointers}, ptr {slot}, align 64")
-    return slot
-
-
-def _pointer(ctx: Context, start: str, offset: int) -> str:
-    pointer = ctx.emit.op(f"inttoptr i64 {start} to ptr")
-    return ctx.emit.op(f"getelementptr i8, ptr {pointer}, i64 {offset}") if offset else pointer
-
-
-def _pointers(ctx: Context, base: Reg, offset: int) -> str:
-    value = ctx.get(base, "i64", LANES)
-    pointers = ctx.emit.op(f"inttoptr <32 x i64> {value} to <32 x ptr>")
-    return ctx.emit.op(f"getelementptr i8, <32 x ptr> {pointers}, i64 {offset}") if offset else pointers
-
-
-def _in_window(ctx: Context, base: Reg | Symbol | None, offset: int, space: str) -> Place:
-    """An access to shared or local memory or to parameters: offsets into the block's, the lane's or the launch's own."""
-    emit = ctx.emit
-    start = {"shared": "%shared", "local": "%local", "param": "%params"}[space]
-    lane_stride = ctx.local_bytes if space == "local" else 0
-
-    def at(value: str) -> str:
-        moved = emit.op(f"getelementptr i8, ptr {start}, i64 {value}")
-        return emit.op(f"getelementptr i8, ptr {moved}, i64 {offset}") if offset else moved
-
-    def spread(values: str) -> str:
-        if lane_stride:
-            values = emit.op(f"add <32 x i64> {values}, {iota('i64', lane_stride)}")
-        moved = emit.op(f"getelementptr i8, ptr {start}, <32 x i64> {values}")
-        return emit.op(f"getelementptr i8, <32 x ptr> {moved}, i64 {offset}") if offset else moved
-
-    if base is None or ctx.info(base).uniform:
-        value = "0" if base is None else _offset(ctx, base, 1)
-        if not lane_stride:
-            return Place(scalar=at(value))
-        return Place(base=at(value), stride=lane_stride, lanes=spread(emit.broadcast("i64", value)))
-    info = ctx.info(base)
-    assert isinstance(base, Reg)
-    if info.affine and info.stride is not None:
-        scalar = ctx.base(base, f"i{TYPE_BITS[base.type]}")
-        if TYPE_BITS[base.type] == 32:
-            scalar = emit.op(f"sext i32 {scalar} to i64")
-        return Place(
-            base=at(scalar),
-            stride=info.stride + lane_stride,
-            loose=info.loose,
-            lanes=spread(_offset(ctx, base, LANES)),
-        )
-    return Place(lanes=spread(_offset(ctx, base, LANES)))
-
-
-def _offset(ctx: Context, base: Reg | Symbol, lanes: int) -> str:
-    """A 32- or 64-bit offset as i64."""
-    return ctx.get(base, "i64", lanes)
 
 
 def _count(ins: Instruction) -> int:
@@ -484,102 +350,3 @@ def _scatter(ctx: Context, pointers: str, bits: int, values: list[str], mask: st
 }}""",
         )
         emit.do(f"call void @{helper}({t} {value}, <32 x ptr> {at}, i32 {ctx.mask_bits(mask)})")
-
-
-# Moves and addresses
-
-
-def lower_mov(ctx: Context, ins: Instruction) -> None:
-    """mov of values, addresses and special registers, and between a register and a vector of narrower ones."""
-    target, source = ins.operands
-    bits = TYPE_BITS[ins.types[-1]]
-    if isinstance(target, Vector):
-        _unpack(ctx, target, source, bits)
-        return
-    assert isinstance(target, Reg | Sink)
-    if isinstance(source, Vector):
-        _pack(ctx, target, source, bits)
-        return
-    if isinstance(source, Special) and source.name not in ctx.specials:
-        raise ctx.refuse(ins, f"the special register {source.name} is not known")
-    lanes = ctx.lanes_of(source)
-    if isinstance(source, Imm) and source.kind != "int":
-        scalar = "double" if bits == 64 else "float"
-        ctx.set(target, ctx.get(source, scalar, lanes), scalar, lanes)
-        return
-    ctx.set(target, ctx.get(source, f"i{bits}", lanes), f"i{bits}", lanes)
-
-
-def _unpack(ctx: Context, target: Vector, source: Operand, bits: int) -> None:
-    emit, each = ctx.emit, bits // len(target.elements)
-    lanes = ctx.lanes_of(source)
-    whole = ctx.get(source, f"i{bits}", lanes)
-    for i, element in enumerate(target.elements):
-        if isinstance(element, Sink):
-            continue
-        assert isinstance(element, Reg)
-        t = vec(f"i{bits}", lanes)
-        moved = emit.op(f"lshr {t} {whole}, {splat(f'i{bits}', i * each, lanes)}") if i else whole
-        ctx.set(element, emit.op(f"trunc {t} {moved} to {vec(f'i{each}', lanes)}"), f"i{each}", lanes)
-
-
-def _pack(ctx: Context, target: Reg | Sink, source: Vector, bits: int) -> None:
-    emit, each = ctx.emit, bits // len(source.elements)
-    values = [e for e in source.elements if isinstance(e, Reg | Imm)]
-    lanes = ctx.lanes_of(*values)
-    t = vec(f"i{bits}", lanes)
-    total: str | None = None
-    for i, element in enumerate(values):
-        part = emit.op(f"zext {vec(f'i{each}', lanes)} {ctx.get(element, f'i{each}', lanes)} to {t}")
-        if i:
-            part = emit.op(f"shl {t} {part}, {splat(f'i{bits}', i * each, lanes)}")
-        total = part if total is None else emit.op(f"or {t} {total}, {part}")
-    assert total is not None
-    ctx.set(target, total, f"i{bits}", lanes)
-
-
-def lower_cvta(ctx: Context, ins: Instruction) -> None:
-    """Between a window's addresses and generic ones, which are the host's."""
-    target, source = ins.operands
-    assert isinstance(target, Reg | Sink)
-    emit, space = ctx.emit, space_of(ins)
-    bits = TYPE_BITS[ins.types[-1]]
-    lanes = LANES if space == "local" else ctx.lanes_of(source)
-    if bits != 64:
-        raise ctx.refuse(ins, "addresses have 64 bits")
-    if isinstance(source, Address):
-        raise ctx.refuse(ins, "cvta takes a register or a variable")
-    value, t = ctx.get(source, "i64", lanes), vec("i64", lanes)
-    if space in ("shared", "local", "param"):
-        start = ctx.symbols[f"%{space}"]()[1]
-        window = start if lanes == 1 else emit.broadcast("i64", start)
-        if space == "local":
-            window = emit.op(f"add {t} {window}, {iota('i64', ctx.local_bytes)}")
-        value = emit.op(f"{'sub' if ins.has('to') else 'add'} {t} {value}, {window}")
-    ctx.set(target, value, "i64", lanes)
-
-
-def lower_isspacep(ctx: Context, ins: Instruction) -> None:
-    """Whether a generic address lies in a window."""
-    target, source = ins.operands
-    assert isinstance(target, Reg | Sink)
-    emit, space = ctx.emit, space_of(ins)
-    lanes = ctx.lanes_of(source)
-    t = vec("i64", lanes)
-    value = ctx.get(source, "i64", lanes)
-
-    def inside(window: str) -> str:
-        start, size = ctx.symbols[f"%{window}"]()[1], ctx.symbols[f"%{window}.bytes"]()[1]
-        if lanes != 1:
-            start, size = emit.broadcast("i64", start), emit.broadcast("i64", size)
-        return emit.op(f"icmp ult {t} {emit.op(f'sub {t} {value}, {start}')}, {size}")
-
-    if space in ("shared", "local"):
-        result = inside(space)
-    elif space == "global":
-        either = emit.op(f"or {vec('i1', lanes)} {inside('shared')}, {inside('local')}")
-        result = ctx.negated(either, lanes)
-    else:
-        # Constants and parameters are global memory to a generic address.
-        result = splat("i1", "false", lanes)
-    ctx.set(target, result, "i1", lanes)

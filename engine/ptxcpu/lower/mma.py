@@ -34,7 +34,7 @@ from ptxtrain.engine.ptxcpu.lower.fragments import (
     tile_address,
     write_register,
 )
-from ptxtrain.engine.ptxcpu.lower.memory import lane_array, space_of
+from ptxtrain.engine.ptxcpu.lower.places import lane_array, space_of
 from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Reg, Sink, Vector
 
 _I, _F = "<32 x i32>", "<32 x float>"

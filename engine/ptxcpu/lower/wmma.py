@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, integer, splat
-from ptxtrain.engine.ptxcpu.lower.memory import Place, gather, lane_pointers, space_of, store_lanes
+from ptxtrain.engine.ptxcpu.lower.memory import gather, store_lanes
 from ptxtrain.engine.ptxcpu.lower.mma import multiply_tile, pack_f16, unpack_f16
+from ptxtrain.engine.ptxcpu.lower.places import Place, lane_pointers, space_of
 from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Reg, Sink, Vector
 
 _I = "<32 x i32>"

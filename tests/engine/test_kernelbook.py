@@ -1,0 +1,50 @@
+"""The shipped kernels as `ptxtrain kernels` shows and checks them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ptxtrain.engine import kernelbook
+from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.ptx.render import REFERENCES, SOURCES
+
+
+def test_every_kernel_is_listed_with_what_it_computes() -> None:
+    listed = kernelbook.kernels()
+    assert {k.stem for k in listed} == set(SOURCES) | {f"{stem}.cu" for stem in REFERENCES}
+    assert all(k.summary for k in listed)
+
+
+@pytest.mark.parametrize(("form", "mark"), [("ptx", ".visible .entry add_into"), ("llvm", "define"), ("asm", "retq")])
+def test_a_kernel_is_shown_in_every_form(form: str, mark: str) -> None:
+    if form == "asm":
+        mark = "ret"
+    assert mark in kernelbook.show("add_into", form)
+
+
+def test_a_misspelt_kernel_names_the_closest() -> None:
+    with pytest.raises(PtxtrainError, match="did you mean add_into"):
+        kernelbook.show("add_int", "ptx")
+
+
+def test_checking_one_kernel_assembles_it_and_runs_the_steps() -> None:
+    lines = list(kernelbook.check(["swiglu_forward"]))
+    assert all(line.passed for line in lines), lines
+    assert [line.text.split(":")[0] for line in lines][-3:] == [
+        f"a checked training step, way {way}" for way in ("f32", "bf16", "fast")
+    ]
+
+
+def test_a_finding_fails_the_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a kernel that writes one element past its row the check of a step must fail and name it."""
+    from ptxtrain.engine import kernels as texts
+
+    real = texts.rendered("add_into").read_text()
+    broken = real.replace("st.global.f32 [%p_out], ", "st.global.f32 [%p_out + 4], ")
+    assert broken != real
+    original = texts.rendered
+    path = texts.rendered("add_into").parent / "add_into-broken.ptx"
+    path.write_text(broken)
+    monkeypatch.setattr(texts, "rendered", lambda stem, spec=None: path if stem == "add_into" else original(stem, spec))
+    lines = list(kernelbook.check(["swiglu_forward"]))
+    assert any(not line.passed and "add_into" in line.text for line in lines), lines
