@@ -43,3 +43,11 @@ def open_device_for_test() -> Callable[[str], Device]:
 def device(request: pytest.FixtureRequest) -> Device:
     """Every device that this machine has; tests that take it run once on each."""
     return _open(request.param)
+
+
+@pytest.fixture(scope="session")
+def checked_device() -> Device:
+    """The CPU device in its checked mode: what it finds in a kernel fails the test."""
+    from ptxtrain.engine.device.cpu import CpuDevice
+
+    return CpuDevice(checked=True)

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ptxtrain.engine.device.nvrtc import compile_to_ptx
 from ptxtrain.engine.ptxcpu.checked.report import CheckError
@@ -51,14 +52,12 @@ def finds(text: str, args: Args, *kinds: str, **options: Any) -> CheckError:
     """
     errors: list[CheckError] = []
     for schedule in SCHEDULES:
-        try:
-            launch(text, [a.copy() if isinstance(a, np.ndarray) else a for a in args], schedule=schedule, **options)
-        except CheckError as error:
-            assert error.kind in kinds, (schedule, str(error))
-            assert "\n" not in str(error)
-            errors.append(error)
-        else:
-            raise AssertionError(f"{schedule}: nothing was found, not even {kinds!r}")
+        given = [a.copy() if isinstance(a, np.ndarray) else a for a in args]
+        with pytest.raises(CheckError) as caught:
+            launch(text, given, schedule=schedule, **options)
+        errors.append(caught.value)
+    for schedule, error in zip(SCHEDULES, errors, strict=True):
+        assert error.kind in kinds and "\n" not in str(error), (schedule, str(error))
     return errors[0]
 
 
