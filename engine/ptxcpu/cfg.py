@@ -131,12 +131,16 @@ def _drop_unreachable(blocks: list[Block]) -> list[Block]:
 def post_dominators(blocks: Sequence[Block]) -> list[int | None]:
     """The immediate post-dominator of each block, None where paths join only at the function's end.
 
-    Early returns are dead ends and do not count as paths: the last block that returns is taken as the function's end.
+    Early returns are dead ends and do not count as paths: the end that most blocks lead to is taken as the function's.
     """
     ends = [b.index for b in blocks if not b.inner_successors]
     if not ends:
         return [None] * len(blocks)
-    main_end = ends[-1]
+    before: list[list[int]] = [[] for _ in blocks]
+    for b in blocks:
+        for s in b.inner_successors:
+            before[s].append(b.index)
+    main_end = max(ends, key=lambda end: (len(_closure(before, end)), end))
     everything = (1 << len(blocks)) - 1
     sets = [everything] * len(blocks)
     sets[main_end] = 1 << main_end
@@ -160,6 +164,16 @@ def post_dominators(blocks: Sequence[Block]) -> list[int | None]:
             continue
         result.append(next((i for i in _bits(rest) if sets[i] == rest), None))
     return result
+
+
+def _closure(edges: Sequence[Sequence[int]], start: int) -> set[int]:
+    seen, stack = {start}, [start]
+    while stack:
+        for s in edges[stack.pop()]:
+            if s not in seen:
+                seen.add(s)
+                stack.append(s)
+    return seen
 
 
 def _bits(mask: int) -> Iterable[int]:
@@ -196,8 +210,7 @@ def find_regions(blocks: Sequence[Block], divergent: Iterable[int], ipdom: Seque
                 (left, left_exit), (right, right_exit) = regions[i], regions[j]
                 if not left & right:
                     continue
-                join = _common_exit(left, left_exit, right, right_exit, ipdom)
-                regions[i] = (_reach(blocks, left | right, join), join)
+                regions[i] = _merge(blocks, left | right, (left_exit, right_exit), ipdom)
                 del regions[j]
                 merged = True
                 break
@@ -223,19 +236,20 @@ def _reach(blocks: Sequence[Block], start: Iterable[int], stop: int | None) -> s
     return seen
 
 
-def _common_exit(
-    left: set[int], left_exit: int | None, right: set[int], right_exit: int | None, ipdom: Sequence[int | None]
-) -> int | None:
-    def chain(start: int | None) -> list[int]:
-        found: list[int] = []
-        while start is not None and start not in found:
-            found.append(start)
-            start = ipdom[start]
-        return found
-
-    both = left | right
-    on_right = set(chain(right_exit))
-    return next((x for x in chain(left_exit) if x in on_right and x not in both), None)
+def _merge(
+    blocks: Sequence[Block], members: set[int], exits: tuple[int | None, int | None], ipdom: Sequence[int | None]
+) -> tuple[set[int], int | None]:
+    """The smallest region that holds `members` and has one exit: one of their exits, or a place where those join."""
+    candidates: dict[int | None, None] = {}
+    for start in exits:
+        at = start
+        while at is not None and at not in candidates:
+            candidates[at] = None
+            at = ipdom[at]
+    candidates[None] = None
+    starts = members | {e for e in exits if e is not None}
+    found = [(_reach(blocks, starts, join), join) for join in candidates if join is None or join not in members]
+    return min(found, key=lambda region: len(region[0]))
 
 
 def _order(blocks: Sequence[Block], region: Region) -> None:

@@ -56,6 +56,7 @@ def inline_calls(module: Module, function: Function) -> Function:
     if not any(isinstance(item, Instruction) and item.opcode == "call" for item in function.body):
         return function
     inliner = _Inliner(module)
+    inliner.variables.update(function.variables)
     body = inliner.expand(function, _Names(), (function.name,))
     return place_params(
         replace(
@@ -231,12 +232,7 @@ class _Inliner:
         return tuple(sizes)
 
     def _variable(self, name: str) -> Variable:
-        found = self.variables.get(name) or self.module.variables.get(name)
-        if found is None:
-            owners = (f.variables.get(name) for f in self.module.functions.values())
-            found = next((v for v in owners if v is not None), None)
-        assert found is not None, name
-        return found
+        return self.variables.get(name) or self.module.variables[name]
 
     def _direct(self, ins: Instruction, call: Call, callee: Function, stack: tuple[str, ...], out: list[_Item]) -> None:
         if callee.name in stack:
