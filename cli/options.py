@@ -43,3 +43,13 @@ def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
         type=click.Choice(["auto", "cuda", "cpu"]),
         help="Where to run. [default: $PTXTRAIN_DEVICE, else auto]",
     )(function)
+
+
+def way_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--way` as `way`."""
+    return click.option(
+        "--way",
+        metavar="WAY|OP=WAY,…",
+        help="How operations run: f32, bf16 (naive kernels) or fast; matmul=bf16,attention=bf16 puts twins in place of fast "
+        "kernels. Operations: matmul, attention, cross_entropy. [default: the preset's]",
+    )(function)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxtrain.cli.options import Cadence, device_options
+from ptxtrain.cli.options import Cadence, device_options, way_option
 
 if TYPE_CHECKING:
     from ptxtrain.engine.config import Config
@@ -18,6 +19,7 @@ Examples:
   ptxtrain train --preset tiny
   ptxtrain train --preset dev --data datasets/books --save-every 10m
   ptxtrain train --preset tiny --set optimizer.lr=3e-3 --set batch.micro_batch=4 --steps 100
+  ptxtrain train --preset tiny --way attention=bf16
   ptxtrain train --preset dev --dry-run
 """
 
@@ -31,6 +33,7 @@ Examples:
 @click.option("--steps", type=click.IntRange(1), help="Length of the run, schedule included. [default: the preset's]")
 @click.option("--save-every", type=Cadence(), help="Checkpoint interval: 500, 90s, 10m, 2h. [default: the preset's]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the preset; repeatable.")
+@way_option
 @device_options
 @click.option("--dry-run", is_flag=True, help="Print the resolved config and what it needs, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object.")
@@ -41,6 +44,7 @@ def command(
     steps: int | None,
     save_every: tuple[str, str] | None,
     settings: tuple[str, ...],
+    way: str | None,
     wanted: str | None,
     threads: int | None,
     dry_run: bool,
@@ -53,9 +57,13 @@ def command(
     the same bits. The last line on stdout is the digest of weights, optimizer state, step and place in the data.
     """
     from ptxtrain.engine.config import load_preset
+    from ptxtrain.engine.ways import changed
 
     overrides = [*settings, *([f"train.steps={steps}"] if steps else []), *(save_every or ())]
     config = load_preset(preset, overrides)
+    if way is not None:
+        train = dataclasses.replace(config.train, way=changed(config.train.way, way))
+        config = dataclasses.replace(config, train=train)
     if dry_run:
         needs = describe(config)
         click.echo(json.dumps(needs, indent=2, ensure_ascii=False) if as_json else as_text(needs))
@@ -72,12 +80,14 @@ def describe(config: Config) -> dict[str, Any]:
     from ptxtrain.engine.config import flops_per_token, parameter_count, to_dict, tokens_per_step
     from ptxtrain.engine.progress import FLOPS_FORMULA
     from ptxtrain.engine.step import memory_plan
+    from ptxtrain.engine.ways import resolve
 
     parameters = parameter_count(config.model)
     memory = memory_plan(config, config.train.way)
     tokens = tokens_per_step(config) * config.train.steps
     return {
         "config": to_dict(config),
+        "ways": dataclasses.asdict(resolve(config.model, config.train.way)),
         "parameters": parameters,
         "memory": {**memory, "total": sum(memory.values())},
         "checkpoint_bytes": 12 * parameters,
@@ -109,6 +119,7 @@ def as_text(needs: dict[str, Any]) -> str:
         ),
         *((f"memory, {kind}", size(count)) for kind, count in needs["memory"].items()),
     ]
+    rows += [("note", note) for note in needs["ways"]["notes"]]
     return "\n".join([*lines, "", *(f"{name:<24}{value}" for name, value in rows)])
 
 

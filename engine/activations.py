@@ -3,21 +3,11 @@
 from __future__ import annotations
 
 from ptxtrain.engine.config import ModelConfig
-from ptxtrain.engine.errors import PtxtrainError
-from ptxtrain.engine.ops import attention, rmsnorm
+from ptxtrain.engine.ops import attention, flash_attention, matmul, rmsnorm
+from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.engine.ways import Ways
 
-WAYS = {"f32": 4, "bf16": 2}  # way -> bytes of an activation
 LOGITS_CAP = 256 << 20  # bytes: the head runs in chunks of whole sequences whose logits stay below it
-
-
-def check_way(way: str) -> None:
-    """Hold a way's name against those there are.
-
-    Raises:
-        PtxtrainError: it is unknown.
-    """
-    if way not in WAYS:
-        raise PtxtrainError(f"unknown way '{way}': it must be one of {', '.join(WAYS)}")
 
 
 def head_sequences(cfg: ModelConfig, micro_batch: int, itemsize: int) -> int:
@@ -28,12 +18,12 @@ def head_sequences(cfg: ModelConfig, micro_batch: int, itemsize: int) -> int:
 def activation_bytes(
     cfg: ModelConfig,
     micro_batch: int,
-    way: str,
+    ways: Ways,
     *,
     backward: bool,
 ) -> dict[str, int]:
     """Every buffer of a model but its weights, by name, in bytes. `layers.{i}.…` repeat; without `backward` they are shared."""
-    item, rows, width = WAYS[way], micro_batch * cfg.context, cfg.width
+    item, rows, width = ways.item, micro_batch * cfg.context, cfg.width
     heads_width = cfg.heads * cfg.head_dim
     qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
     sizes = {
@@ -47,7 +37,7 @@ def activation_bytes(
         "logits": head_sequences(cfg, micro_batch, item) * cfg.context * cfg.vocab_size * item,
         "lse": rows * 4,
         "loss": rows * 4,
-        "scratch": attention.scratch_bytes(batch=micro_batch, context=cfg.context, heads=cfg.heads),
+        "scratch": scratch_bytes(cfg, micro_batch, ways, backward=backward),
     }
     for i in range(cfg.layers if backward else 1):
         layer = {
@@ -77,6 +67,25 @@ def activation_bytes(
             "d_gate_up": rows * 2 * cfg.mlp_width * item,
             "d_mlp": rows * cfg.mlp_width * item,
         }
-        if way == "f32":
+        if ways.base == "f32":
             del sizes["d_branch"]  # the residual gradient itself
     return sizes
+
+
+def scratch_bytes(cfg: ModelConfig, micro_batch: int, ways: Ways, *, backward: bool) -> int:
+    """What attention and the gradients of weights need while they run, one after the other."""
+    sizes = {"batch": micro_batch, "context": cfg.context, "heads": cfg.heads}
+    most = [4]
+    if ways.attention != "fast":
+        most.append(attention.scratch_bytes(**sizes))
+    elif backward:
+        most.append(flash_attention.delta_bytes(**sizes))
+    if ways.matmul == "fast" and backward:
+        most += [
+            matmul.partial_bytes(*tensor.shape, sequences=micro_batch, context=cfg.context)
+            for tensor in parameter_table(cfg)
+            if tensor.decay and tensor.name != "embedding"
+        ]
+        largest = head_sequences(cfg, micro_batch, ways.item)
+        most.append(matmul.partial_bytes(cfg.vocab_size, cfg.width, sequences=largest, context=cfg.context))
+    return max(most)

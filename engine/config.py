@@ -17,6 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ptxtrain.engine import ways
 from ptxtrain.engine.errors import PtxtrainError
 
 
@@ -67,7 +68,8 @@ class TrainConfig:
 
     steps: int
     seed: int = 1
-    way: str = "bf16"  # "f32" or "bf16"
+    way: str = "fast"  # "f32", "bf16" or "fast"; "fast,matmul=bf16" sets an operation apart
+    z_loss: float = 0.0  # what lse^2 of each row adds to the loss; 0: nothing
     validate_every: int = 100
     validate_sequences: int = 32
     sample_every: int = 100
@@ -153,7 +155,8 @@ LIMITS: dict[str, Range | tuple[str, ...] | None] = {
     "optimizer.clip": Range(0, 1e6),
     "train.steps": Range(1, 10**9),
     "train.seed": Range(0, 2**63 - 1),
-    "train.way": ("f32", "bf16"),
+    "train.way": None,  # checked by `ways.parse`
+    "train.z_loss": Range(0, 1),
     "train.validate_every": _STEPS,
     "train.validate_sequences": Range(1, 65_536),
     "train.sample_every": _STEPS,
@@ -252,6 +255,11 @@ def validate(config: Config, where: str = "the configuration") -> None:
         for field in dataclasses.fields(cls):
             dotted = f"{section}.{field.name}"
             _check(dotted, _kinds(cls)[field.name], getattr(getattr(config, section), field.name), where)
+    try:
+        ways.parse(config.train.way)
+    except PtxtrainError as error:
+        words = _suggest(config.train.way, ways.WAYS)
+        raise PtxtrainError(f"{where}: train.way: {error}.{words}") from None
     model, batch = config.model, config.batch
     if model.heads % model.kv_heads:
         raise PtxtrainError(

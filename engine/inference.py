@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from ptxtrain.engine.activations import WAYS
 from ptxtrain.engine.config import ModelConfig
 from ptxtrain.engine.device.base import Device, Plan
 from ptxtrain.engine.init import F32
@@ -55,7 +54,7 @@ class _Window:
     def __init__(
         self, cfg: ModelConfig, device: Device, weights: Weights, way: str, overrides: Mapping[str, str] | None
     ) -> None:
-        self._cfg, self._device, self._way = cfg, device, way
+        self._cfg, self._device = cfg, device
         self._head = weights.matrices["embedding"]
         self._model = Model(cfg, device, weights, micro_batch=1, way=way, backward=False)
         self._rec = Recorder(device, overrides=overrides)
@@ -68,7 +67,8 @@ class _Window:
     def _row_plan(self, row: int) -> Plan:
         """The output layer for one row alone."""
         if row not in self._rows:
-            cfg, size = self._cfg, self._cfg.width * WAYS[self._way]
+            cfg, ways = self._cfg, self._model.ways
+            size = cfg.width * ways.item
             matmul.run(
                 self._rec,
                 self._out,
@@ -78,8 +78,9 @@ class _Window:
                 n=cfg.vocab_size,
                 k=cfg.width,
                 layout="nt",
-                dtype=self._way,
+                dtype=ways.dtype,
                 out_dtype="f32",
+                way=ways.matmul,
             )
             self._rows[row] = self._rec.plan()
         return self._rows[row]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ptxtrain.engine.activations import activation_bytes, check_way
+from ptxtrain.engine.activations import activation_bytes
 from ptxtrain.engine.config import BatchConfig, Config
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.ops import gradnorm, scalars
 from ptxtrain.engine.parameters import matrix_count, parameter_count, parameter_table
+from ptxtrain.engine.ways import resolve
 
 
 def tree_depth(leaves: int) -> int:
@@ -45,14 +46,14 @@ def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dic
     """
     micro_batch = micro_batch or config.batch.micro_batch
     check_batch(config.batch, micro_batch)
-    check_way(way)
+    ways = resolve(config.model, way)
     table = parameter_table(config.model)
     count = parameter_count(table)
-    activations = activation_bytes(config.model, micro_batch, way, backward=True)
+    activations = activation_bytes(config.model, micro_batch, ways, backward=True)
     scratch = activations.pop("scratch") + activations.pop("logits")
     return {
         "weights": 4 * count,
-        "weight copies": 2 * matrix_count(table) if way == "bf16" else 0,
+        "weight copies": 2 * matrix_count(table) if ways.dtype == "bf16" else 0,
         "optimizer": 8 * count,
         "gradients": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
         "activations": sum(activations.values()),

@@ -1,7 +1,7 @@
 """The model: a pre-norm decoder with grouped-query attention, SwiGLU and a tied embedding, as lists of kernel launches.
 
 All memory is taken when the model is made. The residual stream and its gradient stay f32; what lies between is f32 in
-the `f32` way and bf16 in the `bf16` way. Gradients accumulate (+=) for parameters and are overwritten (=) for
+the way `f32` and bf16 in the ways `bf16` and `fast`. Gradients accumulate (+=) for parameters and are overwritten (=) for
 activations. Each row of an activation is a function of its own sequence, and each gradient of a weight takes the rows
 in order, starting at the sum so far: so the bits of both are the same whatever the number of sequences in a
 micro-batch.
@@ -16,12 +16,24 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ptxtrain.engine.activations import WAYS, activation_bytes, check_way, head_sequences
+from ptxtrain.engine.activations import activation_bytes, head_sequences
 from ptxtrain.engine.config import ModelConfig
 from ptxtrain.engine.device.base import Buffer, Device
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.ops import attention, cast, cross_entropy, embedding, loss_sum, matmul, rmsnorm, rope, swiglu
+from ptxtrain.engine.ops import (
+    attention,
+    cast,
+    cross_entropy,
+    embedding,
+    flash_attention,
+    loss_sum,
+    matmul,
+    rmsnorm,
+    rope,
+    swiglu,
+)
 from ptxtrain.engine.parameters import Flat, Tensor, parameter_count, parameter_table
+from ptxtrain.engine.ways import resolve
 
 I32: TypeAlias = npt.NDArray[np.int32]
 
@@ -62,22 +74,22 @@ class Model:
         micro_batch: int,
         way: str,
         backward: bool = True,
+        z_loss: float = 0.0,
     ) -> None:
-        """Take the memory. `backward=False`: for inference, one layer's buffers serve all.
+        """Take the memory. `backward=False`: for inference, one layer's buffers serve all. `z_loss` acts in training alone.
 
         Raises:
-            PtxtrainError: the way is unknown.
+            PtxtrainError: the way is unknown, or asks for a kernel that does not take the model's shape.
         """
-        check_way(way)
-        self.cfg, self.weights, self.micro_batch, self.way = cfg, weights, micro_batch, way
+        self.cfg, self.weights, self.micro_batch, self.ways = cfg, weights, micro_batch, resolve(cfg, way)
         self.rows = micro_batch * cfg.context
-        sizes = activation_bytes(cfg, micro_batch, way, backward=backward)
+        sizes = activation_bytes(cfg, micro_batch, self.ways, backward=backward)
         self.buffers: dict[str, Buffer] = {name: device.alloc(size) for name, size in sizes.items()}
         cos, sin = rope.tables(cfg.context, cfg.head_dim, cfg.rope_base)
         device.upload(self.buffers["cos"], cos)
         device.upload(self.buffers["sin"], sin)
         device.synchronize()
-        self._backward = backward
+        self._backward, self.z_loss = backward, z_loss
 
     def __getitem__(self, name: str) -> Buffer:
         return self.buffers[name]
@@ -94,7 +106,7 @@ class Model:
 
     def record_forward(self, rec: Recorder) -> None:
         """tokens -> "final" [N, D], the normed output of the last layer."""
-        cfg, rows, way, f32 = self.cfg, self.rows, self.way, self.weights.f32
+        cfg, rows, dtype, f32 = self.cfg, self.rows, self.ways.dtype, self.weights.f32
         x, table = self._layer(0)("x"), f32["embedding"]
         embedding.forward(rec, x, self["tokens"], table, rows=rows, width=cfg.width, vocab=cfg.vocab_size)
         for i in range(cfg.layers):
@@ -109,12 +121,12 @@ class Model:
             rows=rows,
             width=cfg.width,
             eps=cfg.norm_eps,
-            dtype=way,
+            dtype=dtype,
         )
 
     def _record_attention_forward(self, rec: Recorder, i: int) -> None:
         """middle = x + attention(rope(norm(x) Wqkv)) Wout"""
-        cfg, rows, way, at = self.cfg, self.rows, self.way, self._layer(i)
+        cfg, rows, dtype, at = self.cfg, self.rows, self.ways.dtype, self._layer(i)
         heads_width = cfg.heads * cfg.head_dim
         qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
         rmsnorm.forward(
@@ -126,23 +138,15 @@ class Model:
             rows=rows,
             width=cfg.width,
             eps=cfg.norm_eps,
-            dtype=way,
+            dtype=dtype,
         )
         self._matmul(rec, at("qkv"), at("normed_1"), f"layers.{i}.qkv", m=rows, n=qkv_width, k=cfg.width, layout="nn")
         self._rope(rec, at("qkv"))
-        attention.forward(
-            rec,
-            at("attention"),
-            at("attention_lse"),
-            at("qkv"),
-            self["scratch"],
-            batch=self.micro_batch,
-            context=cfg.context,
-            heads=cfg.heads,
-            kv_heads=cfg.kv_heads,
-            head_dim=cfg.head_dim,
-            dtype=way,
-        )
+        buffers = (at("attention"), at("attention_lse"), at("qkv"))
+        if self.ways.attention == "fast":
+            flash_attention.forward(rec, *buffers, **self._attention_shape())
+        else:
+            attention.forward(rec, *buffers, self["scratch"], **self._attention_shape(), dtype=dtype)
         self._matmul(
             rec,
             at("middle"),
@@ -157,7 +161,7 @@ class Model:
 
     def _record_mlp_forward(self, rec: Recorder, i: int) -> None:
         """next x = middle + swiglu(norm(middle) Wgate_up) Wdown"""
-        cfg, rows, way, at = self.cfg, self.rows, self.way, self._layer(i)
+        cfg, rows, dtype, at = self.cfg, self.rows, self.ways.dtype, self._layer(i)
         rmsnorm.forward(
             rec,
             at("normed_2"),
@@ -167,7 +171,7 @@ class Model:
             rows=rows,
             width=cfg.width,
             eps=cfg.norm_eps,
-            dtype=way,
+            dtype=dtype,
         )
         self._matmul(
             rec,
@@ -179,7 +183,7 @@ class Model:
             k=cfg.width,
             layout="nn",
         )
-        swiglu.forward(rec, at("mlp"), at("gate_up"), rows=rows, width=cfg.mlp_width, dtype=way)
+        swiglu.forward(rec, at("mlp"), at("gate_up"), rows=rows, width=cfg.mlp_width, dtype=dtype)
         self._matmul(
             rec,
             self._after(i),
@@ -201,7 +205,7 @@ class Model:
     ) -> None:
         """final, targets -> the loss of each row and their sum; with `gradient` also "d_normed", the gradient of final,
         and the output layer's part of the embedding's gradient. In chunks of whole sequences, which changes no bits."""
-        cfg, way, item = self.cfg, self.way, WAYS[self.way]
+        cfg, item = self.cfg, self.ways.item
         step = head_sequences(cfg, self.micro_batch, item)
         for first in range(0, self.micro_batch, step):
             rows = min(step, self.micro_batch - first) * cfg.context
@@ -213,17 +217,38 @@ class Model:
             final, targets, lse = part("final", cfg.width * item), part("targets", 4), part("lse", 4)
             logits = self["logits"].view(0, rows * cfg.vocab_size * item)
             self._matmul(rec, logits, final, "embedding", m=rows, n=cfg.vocab_size, k=cfg.width, layout="nt")
-            cross_entropy.forward(
-                rec, part("loss", 4), lse, logits, targets, rows=rows, vocab=cfg.vocab_size, dtype=way
+            self._record_loss(
+                rec, part("loss", 4), lse, logits, targets, scalars if gradient is not None else None, rows=rows
             )
             if gradient is None:
                 continue
-            assert scalars is not None
-            cross_entropy.backward(rec, logits, lse, targets, scalars, rows=rows, vocab=cfg.vocab_size, dtype=way)
             self._weight_gradient(rec, gradient, "embedding", logits, final, m=cfg.vocab_size, n=cfg.width, rows=rows)
             d_final = part("d_normed", cfg.width * item)
             self._matmul(rec, d_final, logits, "embedding", m=rows, n=cfg.width, k=cfg.vocab_size, layout="nn")
         loss_sum.accumulate(rec, loss, self["loss"], sequences=self.micro_batch, context=cfg.context)
+
+    def _record_loss(
+        self,
+        rec: Recorder,
+        loss: Buffer,
+        lse: Buffer,
+        logits: Buffer,
+        targets: Buffer,
+        scalars: Buffer | None,
+        *,
+        rows: int,
+    ) -> None:
+        """The losses of rows of logits; with `scalars` the logits become their gradient, which z-loss is part of."""
+        vocab, dtype = self.cfg.vocab_size, self.ways.dtype
+        z_loss = 0.0 if scalars is None else self.z_loss
+        if self.ways.cross_entropy == "fast":
+            cross_entropy.fused(rec, loss, lse, logits, targets, scalars, rows=rows, vocab=vocab, z_loss=z_loss)
+            return
+        cross_entropy.forward(rec, loss, lse, logits, targets, rows=rows, vocab=vocab, dtype=dtype, z_loss=z_loss)
+        if scalars is not None:
+            cross_entropy.backward(
+                rec, logits, lse, targets, scalars, rows=rows, vocab=vocab, dtype=dtype, z_loss=z_loss
+            )
 
     def record_backward(self, rec: Recorder, gradient: Gradient) -> None:
         """From "d_normed", which `record_head` leaves, through every layer to the embedding."""
@@ -244,19 +269,19 @@ class Model:
         )
 
     def _record_mlp_backward(self, rec: Recorder, gradient: Gradient, i: int) -> None:
-        cfg, rows, way, at, name = self.cfg, self.rows, self.way, self._layer(i), f"layers.{i}."
+        cfg, rows, dtype, at, name = self.cfg, self.rows, self.ways.dtype, self._layer(i), f"layers.{i}."
         width, mlp = cfg.width, cfg.mlp_width
         d_branch = self._branch_gradient(rec)
         self._weight_gradient(rec, gradient, name + "mlp_down", at("mlp"), d_branch, m=mlp, n=width, rows=rows)
         self._matmul(rec, self["d_mlp"], d_branch, name + "mlp_down", m=rows, n=mlp, k=width, layout="nt")
-        swiglu.backward(rec, self["d_gate_up"], self["d_mlp"], at("gate_up"), rows=rows, width=mlp, dtype=way)
+        swiglu.backward(rec, self["d_gate_up"], self["d_mlp"], at("gate_up"), rows=rows, width=mlp, dtype=dtype)
         d_gate_up = self["d_gate_up"]
         self._weight_gradient(rec, gradient, name + "gate_up", at("normed_2"), d_gate_up, m=width, n=2 * mlp, rows=rows)
         self._matmul(rec, self["d_normed"], d_gate_up, name + "gate_up", m=rows, n=width, k=2 * mlp, layout="nt")
         self._norm_backward(rec, gradient, name + "mlp_norm", at("middle"), at("rstd_2"), accumulate=True)
 
     def _record_attention_backward(self, rec: Recorder, gradient: Gradient, i: int) -> None:
-        cfg, rows, way, at, name = self.cfg, self.rows, self.way, self._layer(i), f"layers.{i}."
+        cfg, rows, dtype, at, name = self.cfg, self.rows, self.ways.dtype, self._layer(i), f"layers.{i}."
         width, heads_width = cfg.width, cfg.heads * cfg.head_dim
         qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
         d_branch, d_qkv = self._branch_gradient(rec), self["d_qkv"]
@@ -265,29 +290,29 @@ class Model:
         )
         d_out = self["d_attention"]
         self._matmul(rec, d_out, d_branch, name + "attention_out", m=rows, n=heads_width, k=width, layout="nt")
-        attention.backward(
-            rec,
-            d_qkv,
-            d_out,
-            at("attention"),
-            at("attention_lse"),
-            at("qkv"),
-            self["scratch"],
-            batch=self.micro_batch,
-            context=cfg.context,
-            heads=cfg.heads,
-            kv_heads=cfg.kv_heads,
-            head_dim=cfg.head_dim,
-            dtype=way,
-        )
+        buffers = (d_qkv, d_out, at("attention"), at("attention_lse"), at("qkv"), self["scratch"])
+        if self.ways.attention == "fast":
+            flash_attention.backward(rec, *buffers, **self._attention_shape())
+        else:
+            attention.backward(rec, *buffers, **self._attention_shape(), dtype=dtype)
         self._rope(rec, d_qkv, inverse=True)
         self._weight_gradient(rec, gradient, name + "qkv", at("normed_1"), d_qkv, m=width, n=qkv_width, rows=rows)
         self._matmul(rec, self["d_normed"], d_qkv, name + "qkv", m=rows, n=width, k=qkv_width, layout="nt")
         self._norm_backward(rec, gradient, name + "attention_norm", at("x"), at("rstd_1"), accumulate=True)
 
+    def _attention_shape(self) -> dict[str, int]:
+        cfg = self.cfg
+        return {
+            "batch": self.micro_batch,
+            "context": cfg.context,
+            "heads": cfg.heads,
+            "kv_heads": cfg.kv_heads,
+            "head_dim": cfg.head_dim,
+        }
+
     def _branch_gradient(self, rec: Recorder) -> Buffer:
         """The residual gradient as a matmul's operand: itself, or rounded to bf16."""
-        if self.way == "f32":
+        if self.ways.base == "f32":
             return self["d_x"]
         cast.to_bf16(rec, self["d_branch"], self["d_x"], count=self.rows * self.cfg.width)
         return self["d_branch"]
@@ -315,7 +340,7 @@ class Model:
             rows=rows,
             width=cfg.width,
             context=cfg.context,
-            dtype=self.way,
+            dtype=self.ways.dtype,
             accumulate=accumulate,
         )
         parts = rmsnorm.parts(rows, cfg.context)
@@ -344,9 +369,10 @@ class Model:
             n=n,
             k=k,
             layout=layout,
-            dtype=self.way,
-            out_dtype=self.way if residual is None else "f32",
+            dtype=self.ways.dtype,
+            out_dtype=self.ways.dtype if residual is None else "f32",
             residual=residual,
+            way=self.ways.matmul,
         )
 
     def _weight_gradient(
@@ -362,18 +388,18 @@ class Model:
         rows: int,
     ) -> None:
         """gradient[weight] [m, n] goes on with a[row, :]^T b[row, :] of each row in order."""
-        matmul.run(
+        matmul.gradient(
             rec,
             gradient.flat[weight],
             a,
             b,
+            self["scratch"],
             m=m,
             n=n,
-            k=rows,
-            layout="tn",
-            dtype=self.way,
-            out_dtype="f32",
-            accumulate=True,
+            rows=rows,
+            context=self.cfg.context,
+            dtype=self.ways.dtype,
+            way=self.ways.matmul,
         )
 
     def _rope(self, rec: Recorder, qkv: Buffer, *, inverse: bool = False) -> None:
@@ -388,6 +414,6 @@ class Model:
             heads=cfg.heads,
             kv_heads=cfg.kv_heads,
             head_dim=cfg.head_dim,
-            dtype=self.way,
+            dtype=self.ways.dtype,
             inverse=inverse,
         )

@@ -23,6 +23,7 @@ from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.model import Weights
 from ptxtrain.engine.ops import cast
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_table
+from ptxtrain.engine.ways import resolve
 
 Logits: TypeAlias = npt.NDArray[np.float32]  # [V]
 # tokens i32 [1, t], t <= T -> logits f32 [V] of the last position
@@ -107,7 +108,7 @@ def load_model(
     """A model to sample from, alone on the device: weights, and none of what training needs."""
     table = parameter_table(cfg)
     weights = Flat(device.write(params), table, 4)
-    if way == "f32":
+    if resolve(cfg, way).dtype == "f32":
         return Inference(cfg, device, Weights(weights, weights), way=way)
     count = matrix_count(table)
     copies = device.alloc(2 * count)

@@ -127,6 +127,8 @@ def _ready(
     validation = _validation(dataset.val, config, view)
     view.phase("making the kernels ready")
     step = TrainStep(config, device)
+    for note in step.ways.notes:
+        view.note(note)
     step.load(start.params, start.m, start.v)
     view.phase("")
     return loader, validation, step

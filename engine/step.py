@@ -26,6 +26,7 @@ from ptxtrain.engine.leaves import memory_plan, merges_after, tree_depth
 from ptxtrain.engine.model import I32, Gradient, Model, Weights
 from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
+from ptxtrain.engine.ways import resolve
 
 __all__ = ["StepResult", "TrainStep", "memory_plan"]
 
@@ -99,13 +100,21 @@ class TrainStep:
         self.config, self.device = config, device
         self.way = way or config.train.way
         self.micro_size = micro_batch or config.batch.micro_batch
+        self.ways = resolve(config.model, self.way)
         self._memory = memory_plan(config, self.way, self.micro_size)
         self._overrides = dict(overrides or {})
         self.table = parameter_table(config.model)
         self.count = parameter_count(self.table)
         self.micro_batches = config.batch.sequences // self.micro_size
         self._take_memory()
-        self.model = Model(config.model, device, self._weights, micro_batch=self.micro_size, way=self.way)
+        self.model = Model(
+            config.model,
+            device,
+            self._weights,
+            micro_batch=self.micro_size,
+            way=self.way,
+            z_loss=config.train.z_loss,
+        )
         self._record()
         self._staging = [
             _Staging(device, self.micro_batches, self.model.rows, config.model.vocab_size) for _ in range(_AHEAD)
@@ -120,7 +129,7 @@ class TrainStep:
         self.params, self.m, self.v = (device.alloc(4 * count) for _ in range(3))
         f32 = Flat(self.params, self.table, 4)
         self._matrices = matrix_count(self.table)
-        self._copies = device.alloc(2 * self._matrices) if self.way == "bf16" else None
+        self._copies = device.alloc(2 * self._matrices) if self.ways.dtype == "bf16" else None
         self._weights = Weights(f32, f32 if self._copies is None else Flat(self._copies, self.table, 2))
         gather = device.alloc(4 * config.model.vocab_size * config.model.width)
         self._stack = []

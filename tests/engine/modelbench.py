@@ -19,6 +19,13 @@ I32 = npt.NDArray[np.int32]
 # Nothing divides anything: three parts of rows to a sequence, a vocabulary of no whole warps, heads of 10.
 LONG = ModelConfig(vocab_size=67, context=70, layers=2, width=40, heads=4, kv_heads=2, head_dim=10, mlp_width=56)
 SHORT = replace(LONG, context=11)
+# As awkward as the fast kernels take it: rows of 8, 40 or 56 numbers, nothing a multiple of a tile.
+FAST = ModelConfig(vocab_size=72, context=70, layers=2, width=40, heads=4, kv_heads=2, head_dim=32, mlp_width=56)
+
+
+def fit(model: ModelConfig, way: str) -> ModelConfig:
+    """The model, or for fast kernels one of its context that they take."""
+    return replace(FAST, context=model.context) if way.startswith("fast") else model
 
 
 def config(model: ModelConfig, sequences: int, micro_batch: int, leaves: int) -> Config:

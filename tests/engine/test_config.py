@@ -60,7 +60,7 @@ def preset_file(tmp_path):
 def test_file_gives_defaults_and_its_stem_as_name(preset_file) -> None:
     config = load_preset(preset_file())
     assert config.name == "mine" and config.model.head_dim == 12
-    assert config.optimizer.beta2 == 0.95 and config.train.way == "bf16" and config.data.path == ""
+    assert config.optimizer.beta2 == 0.95 and config.train.way == "fast" and config.data.path == ""
 
 
 def test_round_trip_through_json() -> None:
@@ -109,7 +109,7 @@ def test_every_key_has_its_limit_and_every_default_meets_it() -> None:
         ("leaves=32", "impossible batch split: batch.sequences = 16 is not a multiple of batch.leaves = 32"),
         ("micro_batch=3", "does not divide the 8 sequences of a leaf (sequences 16 / leaves 2); it can be 1, 2, 4, 8"),
         ("vocab_size=1048577", "model.vocab_size = 1048577 is out of range"),
-        ("way=bf61", "must be one of f32, bf16. Did you mean bf16?"),
+        ("way=bf61", "train.way: unknown way 'bf61': it must be one of f32, bf16, fast. Did you mean bf16?"),
         ("schedule=cosin", "Did you mean cosine?"),
         ("hedas=3", "unknown key 'hedas'. Did you mean heads?"),
         ("model.hedas=3", "unknown key 'model.hedas'. Did you mean model.heads?"),

@@ -17,6 +17,7 @@ from ptxtrain.engine.device.base import Buffer, Device
 from ptxtrain.engine.device.cpu import CpuDevice
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.step import TrainStep, memory_plan
+from ptxtrain.engine.ways import WAYS
 
 SEQUENCES = 8
 
@@ -40,10 +41,10 @@ def test_the_stack_adds_leaves_as_a_balanced_tree(count: int) -> None:
     assert deepest == leaves.tree_depth(count)
 
 
-@pytest.mark.parametrize("way", ["f32", "bf16"])
+@pytest.mark.parametrize("way", ["f32", "bf16", "fast", "fast,attention=bf16,cross_entropy=bf16"])
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_the_micro_batch_size_does_not_show_in_the_bits(device: Device, way: str, count: int) -> None:
-    model = bench.LONG if count == 2 else bench.SHORT
+    model = bench.fit(bench.LONG if count == 2 else bench.SHORT, way)
     tokens, targets = bench.batch(model, SEQUENCES)
     flat = bench.weights(model)
     outcomes = {
@@ -59,10 +60,12 @@ def test_the_micro_batch_size_does_not_show_in_the_bits(device: Device, way: str
         assert (first.loss, first.grad_norm) == (other.loss, other.grad_norm), size
 
 
-def test_the_number_of_threads_does_not_show_in_the_bits() -> None:
-    tokens, targets = bench.batch(bench.LONG, 4)
-    flat, cfg = bench.weights(bench.LONG), bench.config(bench.LONG, 4, 2, 2)
-    one, three = (bench.one_step(CpuDevice(threads=n), cfg, "bf16", flat, tokens, targets) for n in (1, 3))
+@pytest.mark.parametrize("way", ["bf16", "fast"])
+def test_the_number_of_threads_does_not_show_in_the_bits(way: str) -> None:
+    model = bench.fit(bench.LONG, way)
+    tokens, targets = bench.batch(model, 4)
+    flat, cfg = bench.weights(model), bench.config(model, 4, 2, 2)
+    one, three = (bench.one_step(CpuDevice(threads=n), cfg, way, flat, tokens, targets) for n in (1, 3))
     assert np.array_equal(one.gradient.view(np.uint32), three.gradient.view(np.uint32))
     assert np.array_equal(one.params.view(np.uint32), three.params.view(np.uint32))
     assert (one.loss, one.grad_norm) == (three.loss, three.grad_norm)
@@ -95,14 +98,15 @@ def test_leaves_are_added_as_the_tree_says(device: Device) -> None:
     assert whole.loss * count == pytest.approx(float((losses[0] + losses[1]) + (losses[2] + losses[3])), rel=1e-7)
 
 
-@pytest.mark.parametrize("way", ["f32", "bf16"])
+@pytest.mark.parametrize("way", ["f32", "bf16", "fast"])
 def test_the_heads_chunks_do_not_show_in_the_bits(device: Device, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens, targets = bench.batch(bench.SHORT, SEQUENCES)
-    flat, cfg = bench.weights(bench.SHORT), bench.config(bench.SHORT, SEQUENCES, 8, 1)
+    model = bench.fit(bench.SHORT, way)
+    tokens, targets = bench.batch(model, SEQUENCES)
+    flat, cfg = bench.weights(model), bench.config(model, SEQUENCES, 8, 1)
     whole = bench.one_step(device, cfg, way, flat, tokens, targets)
-    sequence = bench.SHORT.context * bench.SHORT.vocab_size * activations.WAYS[way]
+    sequence = model.context * model.vocab_size * WAYS[way]
     monkeypatch.setattr(activations, "LOGITS_CAP", 3 * sequence)  # 3 + 3 + 2 sequences
-    assert activations.head_sequences(bench.SHORT, 8, activations.WAYS[way]) == 3
+    assert activations.head_sequences(model, 8, WAYS[way]) == 3
     chunked = bench.one_step(device, cfg, way, flat, tokens, targets)
     assert np.array_equal(whole.gradient, chunked.gradient) and whole.loss == chunked.loss
 
@@ -215,21 +219,36 @@ def test_evaluation(device: Device) -> None:
     assert np.array_equal(step.gradient(), before)
 
 
-@pytest.mark.parametrize("way", ["f32", "bf16"])
+@pytest.mark.parametrize("way", ["f32", "bf16", "fast"])
 def test_logits_of_the_next_token(device: Device, way: str) -> None:
     """Lengths in several windows, each against float64 over the whole context."""
-    step = TrainStep(bench.config(bench.LONG, 2, 1, 1), device, way=way)
-    flat = bench.weights(bench.LONG)
+    model = bench.fit(bench.LONG, way)
+    step = TrainStep(bench.config(model, 2, 1, 1), device, way=way)
+    flat = bench.weights(model)
     bench.load(step, flat)
-    tokens, targets = bench.batch(bench.LONG, 1)
-    expected = Float64Model(flat, bench.LONG, bf16=way == "bf16")(tokens, targets).logits[0]
+    tokens, targets = bench.batch(model, 1)
+    expected = Float64Model(flat, model, bf16=way != "f32")(tokens, targets).logits[0]
     # The last row of logits is f32 here, and bf16 in training: half a unit of 8 bits apart.
     tolerance = 1e-5 if way == "f32" else 2.0**-7
     scale = np.abs(expected).max()
     for length in (1, 2, 16, 17, 33, 70, 5):
         got = step.logits(tokens[:, :length])
-        assert got.shape == (bench.LONG.vocab_size,) and got.dtype == np.float32
+        assert got.shape == (model.vocab_size,) and got.dtype == np.float32
         assert np.abs(got - expected[length - 1]).max() <= tolerance * scale, length
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(device: Device) -> None:
+    """Weights so large that the loss is no number: weights, m, v and the copies keep their bits, and the norm says it."""
+    step = TrainStep(bench.config(bench.SHORT, 2, 1, 1), device, way="bf16")
+    flat = bench.weights(bench.SHORT) * np.float32(1e30)
+    m, v = np.full_like(flat, 0.5), np.full_like(flat, 0.25)
+    step.load(flat, m, v)
+    tokens, targets = bench.batch(bench.SHORT, 2)
+    bench.queue(step, tokens, targets)
+    _, norm = step.finish(1, 1e-3).wait()
+    assert not np.isfinite(norm)
+    for got, before in zip(step.snapshot(), (flat, m, v), strict=True):
+        assert np.array_equal(got.view(np.uint32), before.view(np.uint32))
 
 
 def test_the_memory_plan_is_what_is_taken(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -242,9 +261,9 @@ def test_the_memory_plan_is_what_is_taken(device: Device, monkeypatch: pytest.Mo
         return alloc(nbytes)
 
     monkeypatch.setattr(device, "alloc", counted)
-    for way in ("f32", "bf16"):
+    for way in ("f32", "bf16", "fast", "fast,attention=bf16", "fast,matmul=bf16"):
         taken = 0
-        cfg = bench.config(bench.LONG, 8, 2, 4)
+        cfg = bench.config(bench.fit(bench.LONG, way), 8, 2, 4)
         step = TrainStep(cfg, device, way=way)
         assert sum(step.memory().values()) == taken
         assert memory_plan(cfg, way) == step.memory()
@@ -269,7 +288,7 @@ def test_impossible_splits_are_refused(device: Device, sequences: int, micro_bat
 
 def test_unknown_ways_and_steps_without_targets_are_refused(device: Device) -> None:
     cfg = bench.config(bench.SHORT, 2, 1, 1)
-    with pytest.raises(PtxtrainError, match="unknown way 'f16': it must be one of f32, bf16"):
+    with pytest.raises(PtxtrainError, match="unknown way 'f16': it must be one of f32, bf16, fast"):
         TrainStep(cfg, device, way="f16")
     with pytest.raises(PtxtrainError, match="no target to learn from"):
         TrainStep(cfg, device, way="f32").begin(0)
