@@ -142,11 +142,11 @@ class Model:
         )
         self._matmul(rec, at("qkv"), at("normed_1"), f"layers.{i}.qkv", m=rows, n=qkv_width, k=cfg.width, layout="nn")
         self._rope(rec, at("qkv"))
-        buffers = (at("attention"), at("attention_lse"), at("qkv"))
+        out, lse, qkv = at("attention"), at("attention_lse"), at("qkv")
         if self.ways.attention == "fast":
-            flash_attention.forward(rec, *buffers, **self._attention_shape())
+            flash_attention.forward(rec, out, lse, qkv, **self._attention_shape())
         else:
-            attention.forward(rec, *buffers, self["scratch"], **self._attention_shape(), dtype=dtype)
+            attention.forward(rec, out, lse, qkv, self["scratch"], **self._attention_shape(), dtype=dtype)
         self._matmul(
             rec,
             at("middle"),
@@ -290,11 +290,11 @@ class Model:
         )
         d_out = self["d_attention"]
         self._matmul(rec, d_out, d_branch, name + "attention_out", m=rows, n=heads_width, k=width, layout="nt")
-        buffers = (d_qkv, d_out, at("attention"), at("attention_lse"), at("qkv"), self["scratch"])
+        out, lse, qkv, scratch = at("attention"), at("attention_lse"), at("qkv"), self["scratch"]
         if self.ways.attention == "fast":
-            flash_attention.backward(rec, *buffers, **self._attention_shape())
+            flash_attention.backward(rec, d_qkv, d_out, out, lse, qkv, scratch, **self._attention_shape())
         else:
-            attention.backward(rec, *buffers, **self._attention_shape(), dtype=dtype)
+            attention.backward(rec, d_qkv, d_out, out, lse, qkv, scratch, **self._attention_shape(), dtype=dtype)
         self._rope(rec, d_qkv, inverse=True)
         self._weight_gradient(rec, gradient, name + "qkv", at("normed_1"), d_qkv, m=width, n=qkv_width, rows=rows)
         self._matmul(rec, self["d_normed"], d_qkv, name + "qkv", m=rows, n=width, k=qkv_width, layout="nt")
