@@ -50,8 +50,10 @@ def _llvm() -> Any:
 
 @cache
 def host_features() -> tuple[str, str]:
-    """The processor's name and feature string, as LLVM has them."""
+    """The processor's name and feature string, as LLVM has them; with `PTXTRAIN_CPU=avx2` those of a Haswell."""
     llvm = _llvm()
+    if os.environ.get("PTXTRAIN_CPU") == "avx2":
+        return "haswell", ""
     features = llvm.get_host_cpu_features()
     # Some tunings halve the vectors for the sake of clock rates of older chips.
     text = features.flatten()
@@ -76,8 +78,9 @@ def _tiles_allowed() -> bool:
 def bf16_products() -> str:
     """How products of brain floats are done: "tiles", "dot" or "fma" (see `lower/mma.py`); the bits depend on it.
 
-    `PTXTRAIN_CPU` asks for one of them; `portable` is "fma", the same bits on every machine. Intel's vdpbf16ps takes longer than
-    the two fused multiply-adds that it stands for (55 against 44 ns for a product), AMD's is twice as fast (24.5 against 46).
+    `PTXTRAIN_CPU` asks for one of them: `portable` is "fma", the same bits on every machine, and `avx2` does without AVX-512 as
+    well. Intel's vdpbf16ps takes longer than the two fused multiply-adds that it stands for (55 against 44 ns for a
+    product), AMD's is twice as fast (24.5 against 46).
 
     Raises:
         PtxtrainError: the one asked for is unknown or not to be had here.
@@ -85,14 +88,14 @@ def bf16_products() -> str:
     wanted = os.environ.get("PTXTRAIN_CPU", "")
     cpu, features = host_features()
     has_dot = "+avx512bf16" in features.split(",")
-    if wanted in ("portable", "fma"):
+    if wanted in ("portable", "fma", "avx2"):
         return "fma"
     if wanted == "dot" and has_dot:
         return "dot"
     if wanted in ("", "tiles") and _tiles_allowed():
         return "tiles"
     if wanted:
-        known = "portable, tiles (Intel AMX) or dot (AVX512-BF16)"
+        known = "portable, avx2, tiles (Intel AMX) or dot (AVX512-BF16)"
         raise PtxtrainError(f"PTXTRAIN_CPU is {wanted!r}; this processor takes {known}, if it has them")
     return "dot" if has_dot and cpu.startswith("znver") else "fma"
 
@@ -104,6 +107,19 @@ def _target_machine() -> Any:
     target = llvm.Target.from_default_triple()
     # Code generation level 1: level 2 is no faster here and takes twice the time.
     return target.create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic", codemodel="default", jit=True)
+
+
+def object_for(ir: str, triple: str, cpu: str, features: str) -> bytes:
+    """An object file for another machine, to see that code can be made for it."""
+    llvm = _llvm()
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    machine = llvm.Target.from_triple(triple).create_target_machine(cpu=cpu, features=features, opt=1, reloc="pic")
+    module = llvm.parse_assembly(ir)
+    module.triple, module.data_layout = triple, str(machine.target_data)
+    passes = llvm.create_pass_builder(machine, llvm.create_pipeline_tuning_options(speed_level=1))
+    passes.getModulePassManager().run(module, passes)
+    return bytes(machine.emit_object(module))
 
 
 @cache

@@ -143,8 +143,7 @@ class LoadedModule:
         if self.schedule is not None:
             self._launch_checked(ready, tasks, grid, shared, args)
             return
-        pool = shared_pool(threads or default_threads())
-        pool.run(tasks, (entry,), ready.workspace + shared)
+        _run_interruptibly(shared_pool(threads or default_threads()), tasks, entry, ready.workspace + shared)
 
     def _launch_checked(
         self, ready: Ready, tasks: ctypes.Array[Task], grid: Dim3, shared: int, args: Sequence[Any]
@@ -182,6 +181,32 @@ def merged(arrays: Sequence[tuple[npt.NDArray[Any], str]]) -> list[tuple[int, in
         else:
             found.append((start, array.nbytes, name, writable))
     return found
+
+
+def _run_interruptibly(pool: Pool, tasks: ctypes.Array[Task], entry: str, workspace: int) -> None:
+    """Run tasks on other threads, so that Ctrl+C is seen while they run: native code does not look for it."""
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            pool.run(tasks, (entry,), workspace)
+        except BaseException as error:
+            failures.append(error)
+
+    if threading.current_thread() is not threading.main_thread():
+        pool.run(tasks, (entry,), workspace)
+        return
+    worker = threading.Thread(target=work, name="ptxcpu-launch")
+    worker.start()
+    try:
+        worker.join()
+    except BaseException:
+        pool.stop()
+        worker.join()
+        pool.resume()
+        raise
+    if failures:
+        raise failures[0]
 
 
 def pointer_of(argument: Any) -> np.generic:

@@ -58,7 +58,7 @@ class _Sync(ctypes.Structure):
         ("_1", ctypes.c_uint8 * 56),
         ("generation", ctypes.c_uint64),
         ("_2", ctypes.c_uint8 * 56),
-        ("stop", ctypes.c_uint64),  # set from outside: end between two tasks
+        ("stop", ctypes.c_uint64),  # set from outside: end between two blocks
         ("_3", ctypes.c_uint8 * 56),
         ("failed", ctypes.c_uint64),  # the first failing task's number + 1, times 2^32, plus its status
         ("done", ctypes.c_uint64),  # tasks finished
@@ -107,6 +107,10 @@ task:
   %grain = call i64 @llvm.umax.i64(i64 %share, i64 1)
   br label %draw
 draw:
+  %stop.now = load atomic i64, ptr %stop.p monotonic, align 8
+  %is.stopped = icmp ne i64 %stop.now, 0
+  br i1 %is.stopped, label %meet, label %draw.next
+draw.next:
   %first = atomicrmw add ptr %next.p, i64 %grain monotonic
   %left = icmp ult i64 %first, %blocks
   br i1 %left, label %go, label %meet
@@ -132,13 +136,14 @@ meet:
 open:
   store i64 0, ptr %next.p
   store i64 0, ptr %arrived.p
-  %finished = add i64 %t, 1
-  store i64 %finished, ptr %done.p
   ; Only the last to come looks at the flags, so that all workers see the same answer.
   %stop = load atomic i64, ptr %stop.p monotonic, align 8
   %failed = load atomic i64, ptr %failed.p monotonic, align 8
   %either = or i64 %stop, %failed
   %is.over = icmp ne i64 %either, 0
+  %finished = add i64 %t, 1
+  %done.now = select i1 %is.over, i64 %t, i64 %finished
+  store i64 %done.now, ptr %done.p
   %up = add i64 %generation, 2
   %over.bit = zext i1 %is.over to i64
   %value.0 = and i64 %up, -2
@@ -254,7 +259,7 @@ class Pool:
             self._back.release()
 
     def run(self, tasks: ctypes.Array[Task], names: Sequence[str], workspace: int) -> int:
-        """Run tasks in order and return how many were finished; fewer than all after `stop`.
+        """Run tasks in order and return how many are known to be finished; fewer than all after `stop`.
 
         Raises:
             DeviceError: a kernel trapped or its warps wait for each other; later tasks have not run.
@@ -285,7 +290,7 @@ class Pool:
         return done
 
     def stop(self) -> None:
-        """Have the running task list end after the task it is at, and later ones at once, until `resume`."""
+        """Have the running task list end with the blocks it is at, and later ones at once, until `resume`."""
         self._shared.stop = 1
 
     def resume(self) -> None:
