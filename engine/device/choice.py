@@ -156,6 +156,7 @@ def _cpu_facts(device: Device | None, threads: int | None) -> list[tuple[str, st
         ("cpu features", " ".join(name for name in _FEATURES if features.get(name)) or "none of those that matter"),
     ]
     try:
+        lines.append(("bf16 products", _products_fact()))
         device = device or _cpu(threads)
     except PtxtrainError as error:
         return [("cpu", str(error)), *lines]
@@ -165,6 +166,20 @@ def _cpu_facts(device: Device | None, threads: int | None) -> list[tuple[str, st
         ("threads", f"{count} of {os.cpu_count()}"),
         *lines,
     ]
+
+
+# How tensor-core products are done on the CPU, and what PTXTRAIN_CPU=portable costs instead (m16n8k16, measured).
+_PRODUCTS = {
+    "tiles": "matrix tiles; PTXTRAIN_CPU=portable gives the same bits on every machine, its products take 3.7 times as long",
+    "dot": "the processor's bf16 dot products; PTXTRAIN_CPU=portable gives the same bits on every machine, at half the speed",
+    "fma": "f32 multiply-adds, the same bits on every machine",
+}
+
+
+def _products_fact() -> str:
+    from ptxtrain.engine.ptxcpu.jit import bf16_products
+
+    return _PRODUCTS[bf16_products()]
 
 
 def _version(package: str) -> str:
