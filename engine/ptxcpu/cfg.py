@@ -48,8 +48,8 @@ class Block:
         return tuple(s for s in self.successors if s != EXIT)
 
 
-def build_blocks(function: Function) -> list[Block]:
-    """The reachable blocks in the order of the text; block 0 is the entry."""
+def build_blocks(function: Function, *, alone: frozenset[str] = frozenset()) -> list[Block]:
+    """The reachable blocks in the order of the text; block 0 is the entry. Instructions `alone` start blocks."""
     starts: dict[str, int] = {}
     raw: list[list[Instruction]] = [[]]
     for item in function.body:
@@ -58,6 +58,8 @@ def build_blocks(function: Function) -> list[Block]:
                 raw.append([])
             starts[item.name] = len(raw) - 1
         else:
+            if item.opcode in alone and raw[-1]:
+                raw.append([])
             raw[-1].append(item)
             if item.opcode in BRANCHES:
                 raw.append([])

@@ -35,6 +35,7 @@ from ptxtrain.engine.ptxcpu.tree import (
     Vector,
 )
 
+_ASSERT = "__assertfail"
 MOST_INSTRUCTIONS = 200_000  # of a function with everything that it calls
 # Where an indirect call compares: functions are at FIRST_ADDRESS, FIRST_ADDRESS + ADDRESS_STEP, … in the order of the text.
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 20, 16
@@ -298,11 +299,8 @@ class _Inliner:
 
     def _library(self, ins: Instruction, call: Call, callee: Function, out: list[_Item]) -> None:
         """Functions that the CUDA run-time library has."""
-        if callee.name == "__assertfail":
-            message = "".join(filter(None, (self._text(call.arguments, out, i) for i in (0,))))
-            place = self._text(call.arguments, out, 1)
-            text = f"assertion failed: {message or '(its text is not known)'}" + (f" in {place}" if place else "")
-            out.append(replace(self._made(ins, "trap", ("assert",), ()), text=text))
+        if callee.name == _ASSERT:
+            out.append(self._made(ins, "trap", ("assert",), ()))
         elif callee.name in ("vprintf", "printf"):
             for target, result in zip(call.returns, callee.returns, strict=True):
                 zero = Imm(0, "int")
@@ -313,21 +311,6 @@ class _Inliner:
                     out.append(self._made(ins, "st", ("param", *stored), (Address(target, 0), zero)))
         else:
             raise self.fail(ins, f"{callee.name} has no body in this file, and it is not a function that is known here")
-
-    def _text(self, arguments: tuple[Symbol | Reg | Imm, ...], out: list[_Item], index: int) -> str:
-        """The string that a pointer argument points to, if its last definition above says so."""
-        wanted: object = arguments[index] if index < len(arguments) else None
-        for item in reversed(out[-200:]):
-            if not isinstance(item, Instruction) or not item.operands:
-                continue
-            first = item.operands[0]
-            stores = item.opcode == "st" and isinstance(first, Address) and first.base == wanted and first.offset == 0
-            if stores or (item.opcode in ("mov", "cvta", "add") and first == wanted):
-                source = item.operands[1]
-                if isinstance(source, Symbol):
-                    return _string(self.module.variables, source)
-                wanted = source
-        return ""
 
     def _label(self, hint: str) -> str:
         self._instances += 1
@@ -346,6 +329,48 @@ class _Inliner:
 
 def _renamed(name: str, suffix: str) -> str:
     return f"{name}{suffix}"
+
+
+def trap_messages(module: Module) -> dict[int, str]:
+    """What each instruction that ends a launch says, by its line. Assertions say their text where it can be found."""
+    messages = {}
+    for function in module.functions.values():
+        for index, item in enumerate(function.body):
+            if not isinstance(item, Instruction):
+                continue
+            message = "the kernel executed trap"
+            if item.opcode == "call":
+                (call,) = item.operands
+                assert isinstance(call, Call)
+                if not isinstance(call.callee, Symbol):
+                    message = "an indirect call went to an address that is no function it fits"
+                elif call.callee.name == _ASSERT:
+                    message, where = (_argument(module, call, function.body[:index], i) for i in (0, 1))
+                    message = f"assertion failed: {message or '(its text is not known)'}" + (
+                        f" in {where}" if where else ""
+                    )
+                else:
+                    continue
+            elif item.opcode != "trap":
+                continue
+            messages[item.span.line] = f"{message} ({module.path.name}:{item.span.line})"
+    return messages
+
+
+def _argument(module: Module, call: Call, body: list[_Item], index: int) -> str:
+    """The string that a pointer argument of a call points to, if the definitions above it say so."""
+    wanted: object = call.arguments[index] if index < len(call.arguments) else None
+    for item in reversed(body[-200:]):
+        if not isinstance(item, Instruction) or not item.operands:
+            continue
+        first = item.operands[0]
+        stores = item.opcode == "st" and isinstance(first, Address) and first.base == wanted and first.offset == 0
+        if stores or (item.opcode in ("mov", "cvta", "add") and first == wanted):
+            source = item.operands[1]
+            if isinstance(source, Symbol):
+                return _string(module.variables, source)
+            wanted = source
+    return ""
 
 
 def _string(variables: Mapping[str, Variable], symbol: Symbol) -> str:

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ptxtrain.engine.errors import PtxtrainError
-from ptxtrain.engine.ptxcpu import jit
+from ptxtrain.engine.ptxcpu import jit, traps
 from ptxtrain.engine.ptxcpu.checked.memory import Table
 from ptxtrain.engine.ptxcpu.checked.sanitizer import Sanitizer
 from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
-from ptxtrain.engine.ptxcpu.inline import function_address
+from ptxtrain.engine.ptxcpu.inline import function_address, trap_messages
 from ptxtrain.engine.ptxcpu.lower.checks import GAP
 from ptxtrain.engine.ptxcpu.lower.function import RUN, lower_entry
 from ptxtrain.engine.ptxcpu.lower.layouts import layout_globals, layout_params
@@ -49,6 +49,8 @@ class LoadedModule:
         self._ready: dict[tuple[str, Dim3], Ready] = {}
         self._lock = threading.Lock()
         self._globals = self._place_globals()
+        for message in trap_messages(tree).values():
+            traps.status_of(message)  # cached code has the number alone
 
     def _place_globals(self) -> Memory:
         offsets, size = layout_globals(self.tree, next(iter(self.tree.functions.values())), self.gap)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
 from ptxtrain.engine.ptxcpu import jit, traps
-from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
+from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL, FIELDS, SYNC
 
 if TYPE_CHECKING:
     from ptxtrain.engine.ptxcpu.lower.checks import Checked
@@ -65,7 +65,8 @@ class _Sync(ctypes.Structure):
     )
 
 
-_NEXT, _ARRIVED, _GENERATION, _STOP, _FAILED, _DONE = 0, 64, 128, 192, 256, 264
+_NEXT, _ARRIVED, _GENERATION, _DONE = 0, 64, 128, 264
+_STOP, _FAILED = SYNC["stop"], SYNC["failed"]
 
 
 def _plan_ir() -> str:
@@ -91,6 +92,8 @@ entry:
   %failed.p = getelementptr i8, ptr %sync, i64 {_FAILED}
   %done.p = getelementptr i8, ptr %sync, i64 {_DONE}
   %shares = mul i64 %workers, 8
+  %sync.p = getelementptr i8, ptr %ws, i64 {FIELDS["sync"]}
+  store ptr %sync, ptr %sync.p
   br label %tasks.loop
 tasks.loop:
   %t = phi i64 [0, %entry], [%t.next, %task.end]

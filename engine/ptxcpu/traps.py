@@ -2,7 +2,7 @@
 
 The lowest 4 bits say what happened (0: all is well). Above them a kernel that ended itself puts a number for the place: a
 checksum of the message, so that the same kernel compiles to the same code in every process. The messages are kept here
-from the moment that a kernel is lowered.
+from the moment that a file is loaded.
 """
 
 from __future__ import annotations

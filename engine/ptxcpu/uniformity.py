@@ -8,38 +8,30 @@ its claims until they hold together with the regions that divergent branches mak
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ptxtrain.engine.ptxcpu.cfg import Block, Region, find_regions, post_dominators
+from ptxtrain.engine.ptxcpu.spins import SYNCHRONISING, find_spins
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
     Address,
-    Call,
     Function,
     Guard,
     Imm,
     Instruction,
     Negated,
     Operand,
-    Pair,
     Reg,
     Special,
     Symbol,
     Vector,
 )
+from ptxtrain.engine.ptxcpu.uses import CARRY, reads_carry, results, sources
 
 ANY_ALIGN = 1 << 40  # the alignment of zero
 LANES = 32
 MAX_STRIDE = 1 << 20  # bytes; so that 31 strides never bring a 32-bit shared address round
-
-_NO_RESULT = frozenset(
-    "st red bar barrier bra brx ret exit trap membar fence prefetch prefetchu cp pmevent brkpt nanosleep discard "
-    "applypriority stmatrix setmaxnreg griddepcontrol mbarrier call".split()
-)
-
-
-_MAY_CARRY = frozenset(("add", "addc", "sub", "subc", "mad", "madc"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +58,6 @@ class Info:
 
 VARYING = Info(None)
 UNIFORM = Info(0)
-CARRY = Reg("the carry flag", "pred")  # of each thread, beside its registers
-
-
-def reads_carry(ins: Instruction) -> bool:
-    """Whether an instruction adds the carry flag."""
-    return ins.opcode in ("addc", "subc", "madc")
 
 
 def constant(value: int) -> Info:
@@ -91,55 +77,6 @@ def _meet(a: Info | None, b: Info) -> Info:
     if a.stride is None:
         return VARYING
     return Info(a.stride, min(a.align, b.align), a.const if a.const == b.const else None, a.loose or b.loose)
-
-
-def results(ins: Instruction) -> list[Reg]:
-    """The registers that an instruction writes."""
-    if ins.opcode in _MAY_CARRY and ins.has("cc"):
-        target = ins.operands[0]
-        return [target, CARRY] if isinstance(target, Reg) else [CARRY]
-    if ins.opcode == "call":
-        call = next(o for o in ins.operands if isinstance(o, Call))
-        return [r for r in call.returns if isinstance(r, Reg)]
-    if not ins.operands or (ins.opcode in _NO_RESULT and not (ins.opcode in ("bar", "barrier") and ins.has("red"))):
-        return []
-    first = ins.operands[0]
-    if isinstance(first, Pair):
-        return [r for r in (first.first, first.second) if isinstance(r, Reg)]
-    if isinstance(first, Vector):
-        return [r for r in first.elements if isinstance(r, Reg)]
-    return [first] if isinstance(first, Reg) else []
-
-
-def sources(ins: Instruction) -> Iterator[Reg]:
-    """The registers that an instruction reads, its guard among them."""
-    if ins.guard is not None:
-        yield ins.guard.reg
-    if reads_carry(ins):
-        yield CARRY
-    skip = (
-        1 if results(ins) or (ins.operands and isinstance(ins.operands[0], Vector | Pair) and ins.opcode != "st") else 0
-    )
-    for operand in ins.operands[skip:]:
-        yield from registers(operand)
-
-
-def registers(operand: Operand) -> Iterator[Reg]:
-    """The registers in one operand."""
-    match operand:
-        case Reg():
-            yield operand
-        case Negated(reg):
-            yield reg
-        case Address(base, _):
-            if isinstance(base, Reg):
-                yield base
-        case Vector(elements):
-            yield from (e for e in elements if isinstance(e, Reg))
-        case Call(_, callee, arguments):
-            yield from (a for a in (callee, *arguments) if isinstance(a, Reg))
-        case _:
-            return
 
 
 @dataclass(slots=True)
@@ -194,6 +131,7 @@ class Analysis:
         self.info: dict[str, Info] = {}
         self.regions: list[Region] = []
         self.region_of: dict[int, Region] = {}
+        self.spins = find_spins(blocks)
         self._loops: dict[int, frozenset[tuple[int, int]]] = {}
         self._forced: set[str] = set()
         self._solve()
@@ -210,11 +148,31 @@ class Analysis:
             found = {b.index for b in self.blocks if self._diverges(b)}
             stable = found <= divergent
             divergent |= found
-            self._set_regions(find_regions(self.blocks, divergent, ipdom))
+            self._set_regions(find_regions(self.blocks, divergent, self._joins(divergent, ipdom)))
             forced = self._forced_varying()
             if stable and forced <= self._forced:
                 return
             self._forced |= forced
+
+    def _joins(self, divergent: set[int], ipdom: Sequence[int | None]) -> list[int | None]:
+        """Where the lanes of each divergent branch join: at its post-dominator.
+
+        Lanes that leave a waiting loop may have to go on before the others can follow (they hold a lock), so they join
+        only before the next instruction that needs all of them.
+        """
+        joins = list(ipdom)
+        for spin in self.spins:
+            for index in divergent & spin.blocks:
+                if set(self.blocks[index].inner_successors) <= spin.blocks:
+                    continue
+                join = ipdom[index]
+                while join is not None and not self._synchronises(join):
+                    join = ipdom[join]
+                joins[index] = join
+        return joins
+
+    def _synchronises(self, index: int) -> bool:
+        return any(ins.opcode in SYNCHRONISING for ins in self.blocks[index].body[:1])
 
     def _diverges(self, block: Block) -> bool:
         """Whether lanes may go different ways at the block's end, an early return of some aside."""
@@ -232,7 +190,10 @@ class Analysis:
         self._loops = {}
         for number, region in enumerate(regions):
             for position, block in enumerate(region.order):
-                inside = (i for i, (first, last, _) in enumerate(region.loops) if first <= position <= last)
+                inside = [i for i, (first, last, _) in enumerate(region.loops) if first <= position <= last]
+                if any(spin.target in region.blocks for spin in self.spins):
+                    # Lanes may go through any block of the region while others wait behind it.
+                    inside.append(-1 - block)
                 self._loops[block] = frozenset((number, i) for i in inside)
 
     def _leaves_loop(self, name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from ptxtrain.engine.ptxcpu.cfg import Block
 from ptxtrain.engine.ptxcpu.tree import Address, Call, Guard, Instruction, Negated, Operand, Pair, Reg, Vector
-from ptxtrain.engine.ptxcpu.uniformity import results, sources
+from ptxtrain.engine.ptxcpu.uses import results, sources
 
 Rename = Callable[[Reg], Reg]
 

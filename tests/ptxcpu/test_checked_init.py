@@ -113,9 +113,7 @@ def copy(device: CpuDevice, folder: Path, out: Buffer, x: Buffer, count: int, en
 def test_memory_is_unwritten_until_something_writes_it(checked_device: CpuDevice, folder: Path) -> None:
     device = checked_device
     a, b, c = (device.alloc(4 * COUNT) for _ in range(3))
-    with pytest.raises(
-        CheckError, match=r"reads byte 0 of copy_param_1 \(400 bytes.*which nothing has written"
-    ):
+    with pytest.raises(CheckError, match=r"reads byte 0 of copy_param_1 \(400 bytes.*which nothing has written"):
         copy(device, folder, b, a, COUNT)
     # The first part by an upload, the rest by a fill of a view.
     device.upload(a, np.arange(COUNT - 7, dtype=np.int32))

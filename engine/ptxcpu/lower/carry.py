@@ -9,7 +9,7 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.ops import Ops
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Instruction, Reg, Sink
-from ptxtrain.engine.ptxcpu.uniformity import CARRY, reads_carry
+from ptxtrain.engine.ptxcpu.uses import CARRY, reads_carry
 
 
 def _target(ins: Instruction) -> Reg | Sink:

@@ -88,6 +88,7 @@ class Context:
         self.straight: str | None = None  # the slot of the flag that no loose form has needed its correction
         self.has_barrier = False  # some instruction suspends the warp
         self.has_reduction = False  # bar.red
+        self.spins = False  # some loop waits for others and lets them run
         self.helpers: dict[str, str] = {}  # definitions of functions that the kernel calls
         self.fragments: dict[str, Placement] = {}  # registers of matrix operands
         self.products = "fma"  # how products of brain floats are done: see `jit.bf16_products`

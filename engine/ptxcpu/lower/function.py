@@ -7,11 +7,12 @@ they go to. A kernel with barriers becomes a coroutine: a barrier suspends the w
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu import traps
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
-from ptxtrain.engine.ptxcpu.inline import inline_calls
+from ptxtrain.engine.ptxcpu.inline import inline_calls, trap_messages
 from ptxtrain.engine.ptxcpu.jit import bf16_products
 from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
@@ -22,10 +23,13 @@ from ptxtrain.engine.ptxcpu.lower.layouts import layout, layout_globals, layout_
 from ptxtrain.engine.ptxcpu.lower.mma import allocate_fragments
 from ptxtrain.engine.ptxcpu.lower.names import Names
 from ptxtrain.engine.ptxcpu.lower.opcodes import lower_opcode
+from ptxtrain.engine.ptxcpu.lower.warp import suspend
+from ptxtrain.engine.ptxcpu.spins import SYNCHRONISING, may_wait
 from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 from ptxtrain.engine.ptxcpu.webs import split_webs
 
+PATIENCE = 64  # rounds that lanes wait in a loop before other lanes of their warp run
 RUN = "run"  # the name of the function that runs blocks
 
 # Instructions that must not run at all where a varying guard lets no lane through.
@@ -71,9 +75,10 @@ def _used_symbols(blocks: list[Block]) -> set[str]:
 
 class _Driver:
     def __init__(self, module: Module, function: Function, shape: Shape, checked: bool = False) -> None:
+        self.messages = trap_messages(module)
         function = inline_calls(module, function)
         self.module, self.function, self.shape = module, function, shape
-        self.blocks = build_blocks(function)
+        self.blocks = build_blocks(function, alone=SYNCHRONISING if may_wait(function.body) else frozenset())
         split_webs(self.blocks)
         used = _used_symbols(self.blocks)
         visible = {**module.variables, **function.variables}
@@ -97,6 +102,7 @@ class _Driver:
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
         self.exit_masks: dict[int, str] = {}
+        self.rounds: list[str] = []  # slots that count the rounds of loops that wait for others
         offsets = {"param": params, "shared": self.shared_at, "local": self.local_at, "global": self.global_at}
         Names(self.ctx, module, shape, offsets, self.shared, self.local)
 
@@ -129,6 +135,7 @@ class _Driver:
             local=self.local * LANES,
             coroutine=coroutine,
             checked=self.checks is not None,
+            spins=ctx.spins,
         )
         parts = [
             f"; {self.function.name} of {self.module.path.name} for blocks of {shape.x} x {shape.y} x {shape.z}",
@@ -137,6 +144,7 @@ class _Driver:
             runner.COROUTINE_DECLARATIONS if coroutine else "",
             "declare void @llvm.memset.p0.i64(ptr, i8, i64, i1)",
             "declare void @llvm.trap()",
+            runner.spin_declarations() if ctx.spins else "",
             runner.helpers(shape.warps, reduces=ctx.has_reduction, checked=self.checks is not None)
             if coroutine
             else "",
@@ -187,6 +195,12 @@ class _Driver:
             if last is not None:
                 self.checks.turn(last)
 
+    def _let_others_run(self, edges: Collection[tuple[int, int]]) -> None:
+        """Suspend the warp at a backward edge of a loop that waits for others."""
+        if any((spin.source, spin.target) in edges for spin in self.analysis.spins):
+            self.ctx.spins = True
+            suspend(self.ctx)
+
     def _kills(self, block: Block) -> bool:
         """Whether some lanes may leave at the block's end while others go on."""
         return (
@@ -224,7 +238,7 @@ class _Driver:
                 head.append(f"  store <32 x i1> %exist, ptr {self.ctx.live}")
             else:
                 head.append(f"  store <32 x i1> {splat('i1', 'true', LANES)}, ptr {self.ctx.live}")
-        for slot in (*self.pending.values(), *self.exit_masks.values()):
+        for slot in (*self.pending.values(), *self.exit_masks.values(), *self.rounds):
             head.append(f"  store i32 0, ptr {slot}")
         if self.checks:
             head += self.checks.head()
@@ -320,9 +334,8 @@ suspend:
         """End the warp and have the launch fail."""
         emit = self.ctx.emit
         status = emit.op(f"getelementptr i8, ptr %cta, i64 {runner.FIELDS['status']}")
-        place = f"{self.module.path.name}:{ins.span.line}"
-        message = ins.text if ins.has("assert") else "the kernel executed trap"
-        emit.do(f"store i32 {traps.status_of(f'{message} ({place})')}, ptr {status}")
+        message = self.messages.get(ins.span.line, "the kernel executed trap")
+        emit.do(f"store i32 {traps.status_of(message)}, ptr {status}")
         emit.jump("finish")
 
     def _both(self, mask: str | None, other: str) -> str:
@@ -346,6 +359,7 @@ suspend:
             return
         if target <= self.at:
             self._turn()
+            self._let_others_run({(self.at, target)})
         region = self.analysis.region_of.get(target)
         if region is None:
             emit.jump(self.labels[target])
@@ -426,6 +440,7 @@ suspend:
         checks = [f"check{i}" for i in region.order]
         done = f"join.region{region.order[0]}"
         emit.jump(checks[0])
+        waits = False
         for position, index in enumerate(region.order):
             following = checks[position + 1] if position + 1 < len(checks) else done
             after = f"after{index}" if position in ends else following
@@ -451,10 +466,19 @@ suspend:
                     emit.branch(emit.op(f"icmp ne i32 {total}, 0"), again, on)
                     emit.start(again)
                     self._turn()
-                    emit.jump(checks[first])
+                    inside = region.order[first : position + 1]
+                    edges = {(u, v) for u in inside for v in heads}
+                    self._let_others_run(edges)
+                    if any((spin.source, spin.target) in edges for spin in self.analysis.spins):
+                        waits = True
+                        emit.branch(self._is_patient(region, set(inside)), checks[first], on)
+                    else:
+                        emit.jump(checks[first])
                     emit.start(on)
                 emit.jump(following)
         emit.start(done)
+        if waits:
+            self._go_round(region, checks[0])
         slot = self.exit_masks[id(region)]
         joined = emit.op(f"load i32, ptr {slot}")
         emit.do(f"store i32 0, ptr {slot}")
@@ -467,6 +491,30 @@ suspend:
         emit.branch(emit.op(f"icmp eq i32 {joined}, 0"), "finish", some)
         emit.start(some)
         self._enter(region.exit)
+
+    def _is_patient(self, region: Region, inside: set[int]) -> str:
+        """Whether lanes go on waiting in a loop; from time to time others in the region, if there are any, come first."""
+        emit = self.ctx.emit
+        rounds = emit.alloca("i32", "rounds")
+        self.rounds.append(rounds)
+        count = emit.op(f"add i32 {emit.op(f'load i32, ptr {rounds}')}, 1")
+        emit.do(f"store i32 {count}, ptr {rounds}")
+        others = "0"
+        for index in region.order:
+            if index not in inside:
+                others = emit.op(f"or i32 {others}, {emit.op(f'load i32, ptr {self.pending[index]}')}")
+        few = emit.op(f"icmp ne i32 {emit.op(f'and i32 {count}, {PATIENCE - 1}')}, 0")
+        return emit.op(f"or i1 {few}, {emit.op(f'icmp eq i32 {others}, 0')}")
+
+    def _go_round(self, region: Region, start: str) -> None:
+        """At a region's end: back to lanes that still wait in it, if there are any."""
+        emit = self.ctx.emit
+        left = "0"
+        for index in region.order:
+            left = emit.op(f"or i32 {left}, {emit.op(f'load i32, ptr {self.pending[index]}')}")
+        over = emit.label("over")
+        emit.branch(emit.op(f"icmp ne i32 {left}, 0"), start, over)
+        emit.start(over)
 
     def _masked_block(self, block: Block, region: Region) -> None:
         ctx, emit = self.ctx, self.ctx.emit

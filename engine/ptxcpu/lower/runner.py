@@ -6,6 +6,9 @@ area is what `FIELDS` says; its size is CONTROL bytes. A task is described by `r
 
 from __future__ import annotations
 
+import os
+import platform
+
 from ptxtrain.engine.ptxcpu.traps import DEADLOCK
 
 CONTROL = 1280  # bytes before shared memory
@@ -29,6 +32,8 @@ FIELDS = {
     "counts": 128,  # [16] the count that a barrier waits for, 0: all that have not left
     "status": 448,  # see `traps`
     "checker": 456,  # the checked mode's state
+    "sync": 464,  # what workers share (`SYNC`), none where blocks are run without a plan
+    "passes": 472,  # times that warps which wait for others were all visited
     "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
     "handles": 512,  # [32] coroutine handles
     "trues": 1024,  # [16] threads that have come to bar.red with a true predicate
@@ -37,6 +42,7 @@ FIELDS = {
     "falses.result": 1216,
 }
 LEFT = 99
+SYNC = {"stop": 192, "failed": 256}  # byte offsets of the flags that end waiting
 
 
 def _field(pointer: str, name: str) -> str:
@@ -172,11 +178,14 @@ declare void @llvm.coro.resume(ptr)
 """
 
 
-def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: bool, checked: bool = False) -> str:
+def block_loop(
+    name: str, *, warps: int, shared: int, local: int, coroutine: bool, checked: bool = False, spins: bool = False
+) -> str:
     """`i32 @name(task, first, last, ws)`: blocks [first, last) in order; 0, or a status of `traps`.
 
     `shared` and `local` are the bytes of static shared memory of a block and of a warp's local memory. `checked` blocks and
-    warps run in the order that the launch asks for, and stop where a check finds something.
+    warps run in the order that the launch asks for, and stop where a check finds something. `spins`: warps may wait for
+    others without a barrier.
     """
     fill = "\n".join(
         f"  %f{i} = {_field('%ws', field)}\n  store i32 %{value}, ptr %f{i}"
@@ -184,7 +193,7 @@ def block_loop(name: str, *, warps: int, shared: int, local: int, coroutine: boo
             (("nctaid.x", "gx"), ("nctaid.y", "gy"), ("nctaid.z", "gz"), ("shared.bytes", "shared.bytes"))
         )
     )
-    run = _coroutine_block(warps, checked) if coroutine else _plain_block(warps, checked)
+    run = _coroutine_block(warps, checked, spins) if coroutine else _plain_block(warps, checked)
     b = "%b.at" if checked else "%b"
     return f"""
 define i32 @"{name}"(ptr %task, i64 %first, i64 %last, ptr noalias %ws) {{
@@ -291,7 +300,51 @@ warp.done:
 """
 
 
-def _coroutine_block(warps: int, checked: bool) -> str:
+def _keep_waiting() -> str:
+    """Between two passes over warps of which some wait without a barrier: end it if anything went wrong, or yield."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    pause = "call void @llvm.x86.sse2.pause()" if x86 else ""
+    rest = "call i32 @sched_yield()" if os.name == "posix" else "add i32 0, 0"
+    return f"""
+  %trouble = load i32, ptr %status.p
+  %is.calm = icmp eq i32 %trouble, 0
+  br i1 %is.calm, label %calm, label %block.done
+calm:
+  {pause}
+  %passes.p = {_field("%ws", "passes")}
+  %passes = load i32, ptr %passes.p
+  %passes.next = add i32 %passes, 1
+  store i32 %passes.next, ptr %passes.p
+  %few = and i32 %passes.next, 255
+  %is.few = icmp ne i32 %few, 0
+  br i1 %is.few, label %pass, label %ask
+ask:
+  %rested = {rest}
+  %sync.p = {_field("%ws", "sync")}
+  %sync = load ptr, ptr %sync.p
+  %alone = icmp eq ptr %sync, null
+  br i1 %alone, label %pass, label %look.up
+look.up:
+  %stop.p = getelementptr i8, ptr %sync, i64 {SYNC["stop"]}
+  %stop = load atomic i64, ptr %stop.p monotonic, align 8
+  %failed.p = getelementptr i8, ptr %sync, i64 {SYNC["failed"]}
+  %failed.now = load atomic i64, ptr %failed.p monotonic, align 8
+  %either = or i64 %stop, %failed.now
+  %is.over = icmp ne i64 %either, 0
+  br i1 %is.over, label %give.up, label %pass
+give.up:
+  ret i32 0
+"""
+
+
+def spin_declarations() -> str:
+    """What `block_loop` with `spins` calls."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    lines = ["declare void @llvm.x86.sse2.pause()"] if x86 else []
+    return "\n".join(lines + (["declare i32 @sched_yield()"] if os.name == "posix" else []))
+
+
+def _coroutine_block(warps: int, checked: bool, spins: bool) -> str:
     w, find = _ordered("%w", checked)
     v, find_v = _ordered("%v", checked)
     return f"""
@@ -351,7 +404,8 @@ visited:
 passed:
   br i1 %waiting.next, label %again, label %block.done
 again:
-  br i1 %moved.next, label %pass, label %deadlock
+  br i1 %moved.next, label %{"wait.on" if spins else "pass"}, label %deadlock
+{"wait.on:" + _keep_waiting() if spins else ""}
 deadlock:
   ret i32 {DEADLOCK}
 """
