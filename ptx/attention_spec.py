@@ -123,6 +123,14 @@ class AttentionSpec:
         return self.walked // STEP
 
     @property
+    def blocks_per_sm(self) -> int:
+        """Blocks of a multiprocessor that registers must be left for; 0: as many as the assembler sees fit.
+
+        Given where it would otherwise aim at one more and spill.
+        """
+        return 0
+
+    @property
     def softmax_scale(self) -> float:
         return 1 / math.sqrt(self.head_dim)
 
@@ -178,6 +186,10 @@ class DqSpec(AttentionSpec):
     the second."""
 
     @property
+    def blocks_per_sm(self) -> int:
+        return 3 if self.head_dim == 64 else 0
+
+    @property
     def out_at(self) -> int:
         """Where the forward pass's output lies in the beginning, behind its gradient."""
         return self.kept_tile.nbytes
@@ -206,8 +218,6 @@ class DkvSpec(AttentionSpec):
 
     @property
     def blocks_per_sm(self) -> int:
-        """What the assembler is told to leave registers for; 0: nothing. Left alone it aims at five at head_dim 32 and
-        spills."""
         return 4 if self.head_dim == 32 else 0
 
     @property

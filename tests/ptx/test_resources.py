@@ -1,0 +1,114 @@
+"""Registers, shared memory and blocks per multiprocessor of every kernel and Spec, held against a table that is checked in.
+
+Nothing may spill. After a change that is meant: `python tests/ptx/test_resources.py` writes the table anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ptxtrain.engine.kernels import rendered
+from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
+from ptxtrain.ptx import attention_spec, occupancy, specs
+from ptxtrain.ptx.matmul_spec import CHOICES, MatmulSpec
+
+TABLE = Path(__file__).with_name("resources.txt")
+VOCAB = 32_768  # of the dev preset, for the row of logits that cross_entropy keeps in shared memory
+
+
+def every_spec() -> list[tuple[str, Any]]:
+    """All kernels with all Specs that the ops choose from."""
+    found: dict[str, list[Any]] = {stem: [spec] for stem, spec in specs.DEFAULTS.items()}
+    found["matmul"] = [
+        MatmulSpec(layout, "bf16", row.block_m, row.block_n) for layout in ("nn", "nt", "tn") for row in CHOICES
+    ]
+    makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
+    for part, make in makers.items():
+        found[f"attention_{part}"] = [make(head_dim) for head_dim in attention_spec.HEAD_DIMS]
+    return [(stem, spec) for stem, of_stem in sorted(found.items()) for spec in of_stem]
+
+
+def dynamic_shared(stem: str, spec: Any, static: int) -> int:
+    """Bytes that a launch asks for beside what the text declares."""
+    if stem == "cross_entropy":
+        return int(spec.shared_bytes(VOCAB))
+    return int(spec.shared_bytes) if stem == "matmul" and not static else 0
+
+
+def line_of(stem: str, spec: Any) -> str:
+    """A row of the table: registers x blocks for each architecture, then the bytes of shared memory."""
+    columns, shared = [], 0
+    x, y, z = spec.block
+    for architecture in ARCHITECTURES:
+        command = [str(find_ptxas()), "-v", f"-arch={architecture}", "--warning-as-error"]
+        source = str(rendered(stem, spec))
+        done = subprocess.run([*command, source, "-o", os.devnull], capture_output=True, text=True, timeout=120)
+        text = done.stdout + done.stderr
+        assert done.returncode == 0, f"{stem} {spec} {architecture}: {text}"
+        spilled = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", text)
+        assert spilled is not None and set(spilled.groups()) == {"0"}, f"{stem} {spec} {architecture} spills: {text}"
+        used, static = re.search(r"Used (\d+) registers", text), re.search(r"(\d+) bytes smem", text)
+        assert used is not None
+        shared = int(static[1]) if static else 0
+        shared += dynamic_shared(stem, spec, shared)
+        columns.append(f"{int(used[1]):3}x{occupancy.blocks(architecture, x * y * z, int(used[1]), shared):<2}")
+    return f"{stem:23} {' '.join(columns)} {shared:6} {spec}"
+
+
+def version() -> str:
+    """The assembler's, which the registers depend on."""
+    done = subprocess.run([str(find_ptxas()), "--version"], capture_output=True, text=True, timeout=60, check=True)
+    found = re.search(r"V[\d.]+", done.stdout)
+    assert found is not None
+    return found[0]
+
+
+def whole_table() -> str:
+    heads = " ".join(f"{a:6}" for a in ARCHITECTURES)
+    rows = ThreadPoolExecutor(os.cpu_count()).map(lambda case: line_of(*case), every_spec())
+    return "\n".join(
+        [
+            f"# ptxas {version()}: registers of a thread x blocks of a multiprocessor; bytes of shared memory of a block",
+            f"{'# kernel':23} {heads} shared Spec",
+            *(row.rstrip() for row in rows),
+            "",
+        ]
+    )
+
+
+def test_table() -> None:
+    """All Specs assemble without a spill, and need what the table says."""
+    now = whole_table().splitlines()
+    kept = TABLE.read_text(encoding="utf-8").splitlines()
+    if now[0] != kept[0]:
+        pytest.skip(f"the table was made with another assembler ({kept[0][2:]}); nothing spills with {version()}")
+    changed = sorted(set(now) ^ set(kept))
+    assert not changed, "run python tests/ptx/test_resources.py if this is meant:\n" + "\n".join(changed)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "threads", "registers", "shared", "expected"),
+    [
+        ("sm_80", 128, 128, 0, 4),  # 65,536 registers
+        ("sm_80", 128, 129, 0, 3),  # 136 a thread: they come eight at a time
+        ("sm_86", 128, 32, 36_864, 2),  # 100 KiB
+        ("sm_80", 128, 32, 36_864, 4),  # 164 KiB
+        ("sm_90", 1024, 32, 0, 2),  # 64 warps
+        ("sm_89", 32, 16, 0, 24),  # blocks
+    ],
+)
+def test_blocks(architecture: str, threads: int, registers: int, shared: int, expected: int) -> None:
+    assert occupancy.blocks(architecture, threads, registers, shared) == expected
+
+
+if __name__ == "__main__":
+    TABLE.write_text(whole_table(), encoding="utf-8")
+    sys.stdout.write(TABLE.read_text(encoding="utf-8"))
