@@ -36,6 +36,7 @@ from ptxtrain.engine import init, philox
 from ptxtrain.engine.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.init import F32
+from ptxtrain.engine.kernels import Override
 from ptxtrain.engine.model import I32
 from ptxtrain.engine.parameters import Tensor
 from ptxtrain.engine.step import TrainStep
@@ -110,7 +111,7 @@ def initial_loss_is_right(loss: float) -> bool:
 
 def run(
     device: Device,
-    overrides: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Override] | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop_at_failure: bool = False,
 ) -> Report:
@@ -142,7 +143,7 @@ def run(
 class Check:
     """The small model, its batch and its weights."""
 
-    def __init__(self, device: Device, overrides: Mapping[str, str] | None = None) -> None:
+    def __init__(self, device: Device, overrides: Mapping[str, Override] | None = None) -> None:
         self.step, self.pieces = (
             TrainStep(check_config(), device, way="f32", micro_batch=size, overrides=overrides)
             for size in (SEQUENCES, 1)

@@ -10,7 +10,7 @@ import numpy as np
 from ptxtrain.engine.config import ModelConfig
 from ptxtrain.engine.device.base import Device, Plan
 from ptxtrain.engine.init import F32
-from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.kernels import Override, Recorder
 from ptxtrain.engine.model import I32, Model, Weights
 from ptxtrain.engine.ops import matmul
 
@@ -27,7 +27,7 @@ class Inference:
         weights: Weights,
         *,
         way: str,
-        overrides: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Override] | None = None,
     ) -> None:
         self._cfg, self._device, self._weights, self._way = cfg, device, weights, way
         self._overrides = overrides
@@ -52,7 +52,7 @@ class _Window:
     """A model of one sequence of `cfg.context` tokens."""
 
     def __init__(
-        self, cfg: ModelConfig, device: Device, weights: Weights, way: str, overrides: Mapping[str, str] | None
+        self, cfg: ModelConfig, device: Device, weights: Weights, way: str, overrides: Mapping[str, Override] | None
     ) -> None:
         self._cfg, self._device = cfg, device
         self._head = weights.matrices["embedding"]

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeAlias
 
 from ptxtrain.engine.cache import cache_dir, write_once
 from ptxtrain.engine.device.base import Arg, Device, Dim3, Kernel, Launch, Plan, check_launch
 from ptxtrain.ptx import render
+
+# Kernel text in place of the shipped one, or an edit of it.
+Override: TypeAlias = str | Callable[[str], str]
 
 # The references say where they multiply and add in one rounding (fmaf); the compiler is not to choose.
 REFERENCE_OPTIONS = ("--fmad=false",)
@@ -52,21 +56,24 @@ class Recorder:
 
     Args:
         device: where the plan will run.
-        overrides: kernel text by stem in place of the shipped text: rendered PTX for a stem of `ptx/`, CUDA C for one of
-            `ptx/reference/`. Tests run edited kernels with it.
+        overrides: kernel text in place of the shipped text: PTX for `STEM` of `ptx/`, CUDA C for `STEM.cu` of
+            `ptx/reference/`; or an edit of the shipped text, which serves every Spec. Tests run edited kernels with it.
     """
 
-    def __init__(self, device: Device, overrides: Mapping[str, str] | None = None) -> None:
+    def __init__(self, device: Device, overrides: Mapping[str, Override] | None = None) -> None:
         self.device = device
         self.overrides = dict(overrides or {})
         self.launches: list[Launch] = []
-        if unknown := sorted(set(self.overrides) - set(render.SOURCES) - set(render.REFERENCES)):
+        if unknown := sorted(set(self.overrides) - set(render.SOURCES) - {f"{stem}.cu" for stem in render.REFERENCES}):
             raise KeyError(f"overrides for kernels that do not exist: {', '.join(unknown)}")
 
     def ptx(self, stem: str, entry: str | None = None, spec: object | None = None) -> Kernel:
         """The kernel `entry` (by default called as the file) of `ptx/STEM.ptx`, rendered for a Spec."""
-        text = self.overrides.get(stem)
-        path = rendered(stem, spec) if text is None else _store(stem, text)
+        override = self.overrides.get(stem)
+        if override is None:
+            path = rendered(stem, spec)
+        else:
+            path = _store(stem, override if isinstance(override, str) else override(render.render(stem, spec)))
         return self.device.load(path, entry or stem)
 
     def reference(self, stem: str, entry: str) -> Kernel:
@@ -75,7 +82,9 @@ class Recorder:
         Raises:
             PtxtrainError: NVRTC is missing.
         """
-        return self.device.load(compiled(stem, self.overrides.get(stem)), entry)
+        override = self.overrides.get(f"{stem}.cu")
+        text = override if override is None or isinstance(override, str) else override(render.reference_source(stem))
+        return self.device.load(compiled(stem, text), entry)
 
     def launch(self, kernel: Kernel, grid: Dim3, block: Dim3, *args: Arg, shared: int = 0) -> None:
         """Append a launch, its arguments held against the kernel's signature. `shared` is dynamic, in bytes.

@@ -21,7 +21,7 @@ from ptxtrain.engine.device.base import Array, Device, Event, Plan
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.inference import Inference
 from ptxtrain.engine.init import F32
-from ptxtrain.engine.kernels import Recorder
+from ptxtrain.engine.kernels import Override, Recorder
 from ptxtrain.engine.leaves import memory_plan, merges_after, tree_depth
 from ptxtrain.engine.model import I32, Gradient, Model, Weights
 from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars
@@ -88,7 +88,7 @@ class TrainStep:
         *,
         way: str | None = None,
         micro_batch: int | None = None,
-        overrides: Mapping[str, str] | None = None,
+        overrides: Mapping[str, Override] | None = None,
     ) -> None:
         """Take all memory and make the plans. `way` and `micro_batch` default to the config's.
 

@@ -73,8 +73,8 @@ class Mutant:
     times: int = 1
 
     def text(self) -> str:
-        reference = self.stem in render.REFERENCES
-        shipped = render.reference_source(self.stem) if reference else render.render(self.stem)
+        reference = self.stem.removesuffix(".cu")
+        shipped = render.render(self.stem) if reference == self.stem else render.reference_source(reference)
         assert shipped.count(self.old) == self.times, (
             f"{self.name}: {self.old!r} occurs {shipped.count(self.old)} times"
         )
@@ -84,90 +84,90 @@ class Mutant:
 MUTANTS = [
     Mutant(
         "attention forward: no causal mask",
-        "attention",
+        "attention.cu",
         "float p = exp_(row[key0] - top);\n        const float kept = key0 + lane <= query ? p : 0.0f;",
         "float p = exp_(row[key0] - top);\n        const float kept = p;",
     ),
     Mutant(
         "attention backward: no causal mask",
-        "attention",
+        "attention.cu",
         "float p = exp_(probabilities[at] - lse[row]);\n                const float kept = key0 + lane <= query ? p : 0.0f;",
         "float p = exp_(probabilities[at] - lse[row]);\n                const float kept = p;",
     ),
     Mutant(
         "attention: unscaled score",
-        "attention",
+        "attention.cu",
         "out[(u64)query * pitch] = sum[r] * scale;",
         "out[(u64)query * pitch] = sum[r];",
     ),
     Mutant(
         "attention backward: unscaled score gradient",
-        "attention",
+        "attention.cu",
         "dscores[at] = kept * (sum[r] - delta[row]) * scale;",
         "dscores[at] = kept * (sum[r] - delta[row]);",
     ),
     Mutant(
         "attention: scores with the wrong key head",
-        "attention",
+        "attention.cu",
         "const T* k = rows + (heads + head / (heads / kv_heads)) * head_dim;",
         "const T* k = rows + (heads + head % kv_heads) * head_dim;",
     ),
     Mutant(
         "attention backward: the wrong value head",
-        "attention",
+        "attention.cu",
         "(heads + kv_heads + head / (heads / kv_heads)) * head_dim;",
         "(heads + kv_heads + head % kv_heads) * head_dim;",
     ),
     Mutant(
         "attention: the wrong head in outputs and dq",
-        "attention",
+        "attention.cu",
         "x_first + head / (heads / kv_heads) * head_dim;",
         "x_first + head % kv_heads * head_dim;",
     ),
     Mutant(
         "attention backward: no delta",
-        "attention",
+        "attention.cu",
         "kept * (sum[r] - delta[row]) * scale",
         "kept * sum[r] * scale",
     ),
     Mutant(
         "attention backward: dq without its first key",
-        "attention",
+        "attention.cu",
         "mix(sum, w, 1, source + c, x_stride, 0, last,",
         "mix(sum, w, 1, source + c, x_stride, out_stride == x_stride ? 1 : 0, last,",
     ),
     Mutant(
         "attention backward: dk without its first query",
-        "attention",
+        "attention.cu",
         "x_stride, key0, context - 1,",
         "x_stride, key0 + (out_first == heads * head_dim ? 1 : 0), context - 1,",
     ),
     Mutant(
         "attention backward: dv without its first query",
-        "attention",
+        "attention.cu",
         "x_stride, key0, context - 1,",
         "x_stride, key0 + (out_first == heads * head_dim ? 0 : 1), context - 1,",
     ),
     Mutant(
         "attention backward: one query head of the group left out",
-        "attention",
+        "attention.cu",
         "head < (kv_head + 1) * group;",
         "head < (kv_head + 1) * group - 1;",
     ),
     Mutant(
         "matmul: weight gradients without the last row",
-        "matmul",
+        "matmul.cu",
         "const u32 steps = smaller(TILE_K, k - k0);",
         "const u32 steps = smaller(TILE_K, k - k0) - (LAYOUT == TN ? 1 : 0);",
     ),
     Mutant(
         "matmul: the gradient of normed inputs without the last column of QKV",
-        "matmul",
+        "matmul.cu",
         "const u32 steps = smaller(TILE_K, k - k0);",
         "const u32 steps = smaller(TILE_K, k - k0) - (LAYOUT == NT && k == 96 && k0 > 0 ? 1 : 0);",
     ),
-    Mutant("matmul: forgets the sum so far", "matmul", "if (accumulate) {", "if (false) {"),
-    Mutant("matmul: forgets the residual", "matmul", "if (has_residual) {", "if (false) {"),
+    Mutant("matmul: forgets the sum so far", "matmul.cu", "if (accumulate) {", "if (false) {"),
+    Mutant("matmul: forgets the residual", "matmul.cu", "if (has_residual) {", "if (false) {"),
     Mutant("rmsnorm backward: the mean left out", "rmsnorm_backward", "fma.rn.f32      %g, %xhat, %mean, %g;", ""),
     Mutant(
         "rmsnorm backward: not scaled by rstd",
