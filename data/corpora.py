@@ -111,9 +111,8 @@ def _walk(root: Path, source: Source, keep: Callable[[str], bool], enter: Callab
         raise DataError(f"cannot read the folder {shown(error.filename or root)}: {reason(error)}") from error
 
     for folder, folders, names in os.walk(root, onerror=fail):
-        links = [name for name in folders if os.path.islink(os.path.join(folder, name))]
-        source.skipped["linked folders"] += len(links)
-        folders[:] = sorted((name for name in folders if enter(name) and name not in links), key=os.fsencode)
+        source.skipped["linked folders"] += sum(os.path.islink(os.path.join(folder, name)) for name in folders)
+        folders[:] = sorted(filter(enter, folders), key=os.fsencode)
         for name in sorted(names, key=os.fsencode):
             if keep(name):
                 yield Path(folder, name)

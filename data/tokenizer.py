@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ptxtrain.data.errors import DataError
-from ptxtrain.data.files import read_small, shown
+from ptxtrain.data.files import read_small, shown, signals_held
 from ptxtrain.data.manifest import TOKENIZER_LIMIT, read_tokenizer
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _learn(inner: tokenizers.Tokenizer, trainer: trainers.BpeTrainer, texts: Ite
     The library keeps the thread that calls it, and reads the iterator from others; were that the main thread, no signal
     would be handled before it is done. Once all texts are read it cannot be stopped: 2 s for 10 MB of text.
     """
-    stop = threading.Event()
+    stop, done = threading.Event(), threading.Event()
     errors: list[BaseException] = []
 
     def until_stopped() -> Iterator[str]:
@@ -208,15 +208,20 @@ def _learn(inner: tokenizers.Tokenizer, trainer: trainers.BpeTrainer, texts: Ite
             inner.train_from_iterator(until_stopped(), trainer)
         except BaseException as error:
             errors.append(error)
+        finally:
+            done.set()
 
     thread = threading.Thread(target=train, name="learn-vocabulary")
-    thread.start()
     try:
-        while thread.is_alive():
-            thread.join(0.1)
+        with signals_held():
+            thread.start()
+        # Not join: when a handler raises in it, Python 3.11 takes the thread for ended and no longer waits for it.
+        while not done.wait(0.1):
+            pass
     finally:
         stop.set()
-        thread.join()
+        if thread.ident is not None:
+            done.wait()
     if errors:
         raise errors[0]
 

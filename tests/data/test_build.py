@@ -71,6 +71,12 @@ def test_neither_split_is_ever_empty(tmp_path: Path, text: str, fraction: float)
     assert dataset.train_tokens + dataset.val_tokens == len(text) + ends
 
 
+def test_the_threshold_leaves_one_on_each_side() -> None:
+    for fraction, least, greatest in [(0.5, 1, 5), (0.001, 2**63, 2**63 + 1), (0.5, 2**63 - 1, 2**64 - 1)]:
+        split = build._Split(fraction, least=least, greatest=greatest)
+        assert [split.choose(0, least), split.choose(1, greatest)] == ["val", "train"]
+
+
 def test_the_same_text_gives_the_same_bytes_wherever_it_lies(
     tmp_path: Path, text_folder: Path, dataset_path: Path
 ) -> None:
@@ -250,11 +256,11 @@ def test_text_that_changes_between_the_passes_is_refused(
     def learn_and_change(texts: Any, size: int) -> Any:
         made = learn(texts, size)
         path = source / "a" / "00.txt"
-        path.write_bytes(path.read_bytes()[::-1].replace(b"\xff", b"x")[:-20] + b"ten letter" * 2)
+        path.write_bytes(b"x" * path.stat().st_size)  # the same size, and text
         return made
 
     monkeypatch.setattr(build, "train_tokenizer", learn_and_change)
-    with pytest.raises(DataError, match=r"changed while it was .*run again"):
+    with pytest.raises(DataError, match=r"the text changed while it was being tokenized; run again"):
         build_dataset([str(source)], tmp_path / "out", vocab_size=300)
     assert leftovers(tmp_path) == ["in"]
 

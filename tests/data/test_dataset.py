@@ -117,6 +117,7 @@ def test_another_tokenizer_is_refused(dataset_path: Path) -> None:
         lambda f: f["shards"][0].update(digest="00"),
         lambda f: f["shards"][0].update(digest=None),
         lambda f: f["shards"][0].update(more=1),
+        lambda f: f["shards"].append(f["shards"][0] | {"name": "../x.tok", "split": "else"}),
         lambda f: f["shards"].pop(0),
         lambda f: f["shards"].reverse(),
         lambda f: f["shards"].append(f["shards"][0]),
@@ -160,13 +161,23 @@ def test_signed_nonsense_is_refused(dataset_path: Path, change: Callable[[dict[s
 )
 def test_hostile_json_is_refused_fast_in_little_memory(dataset_path: Path, text: bytes) -> None:
     (dataset_path / "manifest.json").write_bytes(text)
+    begin = time.process_time()  # not the clock on the wall: the machine has other work
+    refused(dataset_path)
+    assert time.process_time() - begin < 1
     tracemalloc.start()
-    begin = time.perf_counter()
     refused(dataset_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert time.perf_counter() - begin < 1
     assert peak < 64 << 20
+
+
+def test_a_key_that_occurs_twice_is_refused_though_the_digest_holds(dataset_path: Path) -> None:
+    path = dataset_path / "manifest.json"
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"{", b'{"vocab_size": 5, ', 1))
+    assert "a key occurs twice" in refused(dataset_path)
+    path.write_bytes(data.replace(b'"tokens"', b'"tokens": 5, "tokens"', 1))
+    assert "a key occurs twice" in refused(dataset_path)
 
 
 def test_what_is_no_dataset_says_how_to_make_one(tmp_path: Path) -> None:

@@ -141,10 +141,11 @@ def test_a_flip_is_found_when_its_block_is_used(tmp_path: Path, small_blocks: No
 @pytest.mark.parametrize("count", [0, 1, 2**36 + 1, 2**40, 2**63, 2**64 - 1])
 def test_hostile_counts_are_refused_fast_in_little_memory(tmp_path: Path, count: int) -> None:
     path = forge(tmp_path / "a.tok", body=bytes(20), count=count)
-    tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     refused(path)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
+    tracemalloc.start()
+    refused(path)
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 
@@ -157,10 +158,11 @@ def test_a_huge_sparse_file_is_refused_fast_in_little_memory(tmp_path: Path) -> 
         os.truncate(path, HEADER_BYTES + 2**37 + 32 * blocks)
     except OSError:
         pytest.skip("this file system has no sparse files of 128 GiB")
-    tracemalloc.start()
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert "digest" in refused(path)
-    assert time.perf_counter() - begin < 1
+    assert time.process_time() - begin < 1
+    tracemalloc.start()
+    refused(path)
     assert tracemalloc.get_traced_memory()[1] < 64 << 20
     tracemalloc.stop()
 
