@@ -45,6 +45,17 @@ def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def checked_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--checked` as `checked`: True, or None to leave it to the environment."""
+    return click.option(
+        "--checked",
+        is_flag=True,
+        default=None,
+        help="Run the kernels on the CPU device and check every access, barrier and warp collective: many times slower, the same "
+        "bits; what is found ends the run with exit code 1. [default: $PTXTRAIN_CHECKED]",
+    )(function)
+
+
 def way_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--way` as `way`."""
     return click.option(

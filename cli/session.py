@@ -32,7 +32,15 @@ FREE = (
 )
 
 
-def start_run(config: Config, data: Path | None, path: Path | None, *, wanted: str | None, threads: int | None) -> None:
+def start_run(
+    config: Config,
+    data: Path | None,
+    path: Path | None,
+    *,
+    wanted: str | None,
+    threads: int | None,
+    checked: bool | None = None,
+) -> None:
     """Make a run and train it. Raises PtxtrainError and its kin."""
     from ptxtrain.engine.session import numerics_id, untrained
 
@@ -42,7 +50,7 @@ def start_run(config: Config, data: Path | None, path: Path | None, *, wanted: s
     with stop.handlers(), _as_error(PtxtrainError("stopped; the run was not begun")):
         with stop.raising():
             dataset, config = find_dataset(config, data)
-            device = _open(wanted, threads)
+            device = _open(wanted, threads, checked)
             numerics = numerics_id(device)
             run = rundir.RunDirectory.create(
                 path,
@@ -171,10 +179,10 @@ def _same_dataset(config: Config, data: Path | None, run: RunDirectory) -> Datas
     return dataset
 
 
-def _open(wanted: str | None, threads: int | None) -> Device:
+def _open(wanted: str | None, threads: int | None, checked: bool | None = None) -> Device:
     from ptxtrain.engine.device.choice import open_device
 
-    device, choice = open_device(wanted, threads)
+    device, choice = open_device(wanted, threads, checked)
     say(f"device: {device.name} ({choice})")
     return device
 

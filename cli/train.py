@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxtrain.cli.options import Cadence, device_options, way_option
+from ptxtrain.cli.options import Cadence, checked_option, device_options, way_option
 
 if TYPE_CHECKING:
     from ptxtrain.engine.config import Config
@@ -35,6 +35,7 @@ Examples:
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the preset; repeatable.")
 @way_option
 @device_options
+@checked_option
 @click.option("--dry-run", is_flag=True, help="Print the resolved config and what it needs, and stop.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object.")
 def command(
@@ -47,6 +48,7 @@ def command(
     way: str | None,
     wanted: str | None,
     threads: int | None,
+    checked: bool | None,
     dry_run: bool,
     as_json: bool,
 ) -> None:
@@ -72,7 +74,7 @@ def command(
         raise click.UsageError("--json needs --dry-run")
     from ptxtrain.cli.session import start_run
 
-    start_run(config, data, run_path, wanted=wanted, threads=threads)
+    start_run(config, data, run_path, wanted=wanted, threads=threads, checked=checked)
 
 
 def describe(config: Config) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from ptxtrain.engine.cache import cache_root
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.ptxcpu.checked import schedule as checks
 
 DEVICES = ("auto", "cuda", "cpu")
 VARIABLE = "PTXTRAIN_DEVICE"
@@ -34,16 +35,17 @@ class Choice:
         return f"{self.kind}: {self.reason}"
 
 
-def open_device(wanted: str | None, threads: int | None = None) -> tuple[Device, Choice]:
+def open_device(wanted: str | None, threads: int | None = None, checked: bool | None = None) -> tuple[Device, Choice]:
     """Open the device that is `wanted`.
 
     Args:
         wanted: "auto" (CUDA where there is a GPU that can run the kernels, else the CPU), "cuda" or "cpu"; None means
             `$PTXTRAIN_DEVICE`, or "auto" without it.
         threads: of the CPU device; None means `$PTXTRAIN_THREADS`, or every core.
+        checked: run kernels in the CPU device's checked mode; None means as `$PTXTRAIN_CHECKED` says.
 
     Raises:
-        PtxtrainError: no such device.
+        PtxtrainError: no such device, or checked runs on "cuda".
         DeviceError: "cuda" was asked for and cannot be used; the line says why and what to do.
     """
     source = "asked for"
@@ -53,6 +55,13 @@ def open_device(wanted: str | None, threads: int | None = None) -> tuple[Device,
     if wanted not in DEVICES:
         where = f" in ${VARIABLE}" if source != "asked for" else ""
         raise PtxtrainError(f"unknown device {wanted!r}{where}; choose one of {', '.join(DEVICES)}")
+    if checks.wanted(checked) is not None:
+        if wanted == "cuda":
+            raise PtxtrainError(
+                "the checked mode runs on the CPU device alone: use --device cpu, or compute-sanitizer on the GPU"
+            )
+        reason = f"{source}, checked" if wanted == "cpu" else "the checked mode runs there"
+        return _cpu(threads, checked), Choice("cpu", reason)
     if wanted == "cpu":
         return _cpu(threads), Choice("cpu", source)
     try:
@@ -64,10 +73,10 @@ def open_device(wanted: str | None, threads: int | None = None) -> tuple[Device,
     return device, Choice("cuda", f"{source}, {what}" if wanted == "cuda" else what)
 
 
-def _cpu(threads: int | None) -> Device:
+def _cpu(threads: int | None, checked: bool | None = None) -> Device:
     from ptxtrain.engine.device.cpu import CpuDevice
 
-    return CpuDevice(threads)
+    return CpuDevice(threads, checked=checked)
 
 
 def _cuda() -> tuple[Device, str]:

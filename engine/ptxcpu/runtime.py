@@ -43,8 +43,8 @@ class Task(ctypes.Structure):
 class LaunchFailed(DeviceError):
     """A launch ended with a status other than 0; `index` is its place in the list."""
 
-    def __init__(self, name: str, index: int, status: int) -> None:
-        super().__init__(traps.describe(name, status))
+    def __init__(self, message: str, index: int = 0, status: int = 0) -> None:
+        super().__init__(message)
         self.index, self.status = index, status
 
 
@@ -289,7 +289,8 @@ class Pool:
             done, failed = int(sync.done), int(sync.failed)
         if failed:
             index = (failed >> 32) - 1
-            raise LaunchFailed(names[index], index, failed & 0xFFFFFFFF)
+            status = failed & 0xFFFFFFFF
+            raise LaunchFailed(traps.describe(names[index], status), index, status)
         return done
 
     def stop(self) -> None:
