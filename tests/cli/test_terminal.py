@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -22,6 +23,11 @@ def _on_terminal(argv: list[object], then: Callable[[str, int], None]) -> Done:
     import struct
     import termios
 
+    def own_terminal() -> None:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+        # Whoever runs the tests may ignore it (nohup does), and what is ignored stays so.
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     with subprocess.Popen(
@@ -30,7 +36,7 @@ def _on_terminal(argv: list[object], then: Callable[[str, int], None]) -> Done:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        preexec_fn=own_terminal,
         env={**os.environ, "TERM": "xterm-256color"},
     ) as process:
         os.close(theirs)
@@ -45,7 +51,10 @@ def _on_terminal(argv: list[object], then: Callable[[str, int], None]) -> Done:
             os.close(ours)
             if time.monotonic() >= end:
                 process.kill()
-        code = process.wait(30)
+        try:
+            code = process.wait(60)
+        finally:
+            process.kill()
     plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "")
     return Done(code, plain, text)
 
