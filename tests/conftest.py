@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +11,12 @@ import pytest
 
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError
+
+# Whoever runs the tests may ignore hang-ups (nohup) or interrupts (a shell's background job), and what is ignored stays so in
+# every process that a test starts.
+for _number in (signal.SIGINT, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, signal.SIG_DFL if _number != signal.SIGINT else signal.default_int_handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -23,11 +22,6 @@ def _on_terminal(argv: list[object], then: Callable[[str, int], None]) -> Done:
     import struct
     import termios
 
-    def own_terminal() -> None:
-        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-        # Whoever runs the tests may ignore it (nohup does), and what is ignored stays so.
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
     with subprocess.Popen(
@@ -36,7 +30,7 @@ def _on_terminal(argv: list[object], then: Callable[[str, int], None]) -> Done:
         stdout=theirs,
         stderr=theirs,
         start_new_session=True,
-        preexec_fn=own_terminal,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         env={**os.environ, "TERM": "xterm-256color"},
     ) as process:
         os.close(theirs)
