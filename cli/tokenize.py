@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -117,7 +117,7 @@ def command(
                 note=note,
             )
     except KeyboardInterrupt:  # SIGTERM and SIGHUP too: `ptxtrain` makes them unwind as Ctrl+C does
-        if (Path(out) / "manifest.json").exists():
+        if os.path.exists(os.path.join(out, "manifest.json")):
             raise DataError(f"stopped by request; {shown(out)} was already complete and is left there") from None
         raise DataError(f"stopped by request; nothing of {shown(out)} was left behind") from None
     report = _report(dataset, shown(out), time.perf_counter() - start)
@@ -125,8 +125,9 @@ def command(
         click.echo(json.dumps(report))
         return
     shards = report["train_shards"] + report["val_shards"]
+    documents = f"{report['documents']:,} document{'s' * (report['documents'] != 1)}"
     click.echo(
         f"{report['out']}: {report['train_tokens']:,} training and {report['val_tokens']:,} validation tokens "
-        f"in {shards} shards, vocabulary {report['vocab_size']:,}, {report['documents']:,} documents, "
+        f"in {shards} shards, vocabulary {report['vocab_size']:,}, {documents}, "
         f"{report['bytes_per_token']:.2f} bytes a token, {report['seconds']:.1f} s"
     )

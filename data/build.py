@@ -56,11 +56,18 @@ class _Corpus:
     piece_limit: int
 
     def pieces(self, what: str, progress: Progress) -> Iterator[Piece]:
-        done = 0
+        before, told = 0, 0
+        progress(what, 0, self.bytes)
         for file in self.files:
-            progress(what, done, self.bytes)
-            yield from pieces(file, self.piece_limit)
-            done += file.size
+            inside = 0  # characters, near enough to bytes within a file
+            for piece in pieces(file, self.piece_limit):
+                yield piece
+                inside += len(piece.text)
+                done = before + min(inside, file.size)
+                if done - told >= self.bytes // 500:
+                    told = done
+                    progress(what, done, self.bytes)
+            before += file.size
         progress(what, self.bytes, self.bytes)
 
 
@@ -313,11 +320,11 @@ def ensure_sample_dataset(
         DataError: what is there is damaged or of another vocabulary, or it cannot be built.
     """
     path = sample_dataset_path(vocab_size) if path is None else Path(path)
-    if not (path / "manifest.json").exists():
+    if not os.path.exists(path / "manifest.json"):
         try:
             build_dataset([STDLIB], path, vocab_size=vocab_size, progress=progress, note=note)
         except DataError:
-            if not (path / "manifest.json").exists():
+            if not os.path.exists(path / "manifest.json"):
                 raise
     dataset = Dataset(path)
     if dataset.vocab_size != vocab_size:

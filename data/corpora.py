@@ -123,7 +123,7 @@ def _add(source: Source, path: Path, name: str) -> str:
     try:
         info = os.stat(path)
     except FileNotFoundError:
-        return "broken links" if path.is_symlink() else "vanished files"
+        return "broken links" if os.path.islink(path) else "vanished files"
     except OSError as error:
         raise DataError(f"cannot read {shown(path)}: {reason(error)}") from error
     if not stat.S_ISREG(info.st_mode):

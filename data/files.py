@@ -46,7 +46,7 @@ def open_regular(path: Path, *, follow_links: bool = False) -> BinaryIO:
     flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     if not follow_links:
         flags |= getattr(os, "O_NOFOLLOW", 0)
-        if path.is_symlink():
+        if os.path.islink(path):
             raise DataError(f"{shown(path)} is a link; put the file itself there")
     try:
         handle = os.open(path, flags)
@@ -273,7 +273,7 @@ def new_directory(target: Path, what: str) -> Iterator[Path]:
             placed = True
             sync_directory(parent)
     except OSError as error:
-        raise DataError(f"cannot make {what} {shown(target)}: {reason(error)}") from error
+        raise DataError(f"cannot make {what} {shown(target)}: {reason(error)}; choose another place") from error
     finally:
         with signals_held():
             if not placed:

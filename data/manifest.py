@@ -119,6 +119,12 @@ def _manifest(fields: Any) -> Manifest:
     )
 
 
+def _no_dataset(directory: Path, what: str) -> DataError:
+    return DataError(
+        f"{shown(directory)} is not a dataset: it {what}; make one with `ptxtrain tokenize SOURCE --out DIR`"
+    )
+
+
 def read_manifest(directory: Path) -> Manifest:
     """The manifest of a dataset directory, checked.
 
@@ -126,12 +132,15 @@ def read_manifest(directory: Path) -> Manifest:
         DataError: no such dataset, or a manifest that is not what was written.
     """
     path = directory / "manifest.json"
-    if not os.path.lexists(path):
-        what = "does not exist" if not os.path.lexists(directory) else "is not a folder"
-        what = "holds no manifest.json" if directory.is_dir() else what
-        raise DataError(
-            f"{shown(directory)} is not a dataset: it {what}; make one with `ptxtrain tokenize SOURCE --out DIR`"
-        )
+    try:
+        os.lstat(path)
+    except NotADirectoryError:
+        raise _no_dataset(directory, "is not a folder") from None
+    except FileNotFoundError:
+        what = "holds no manifest.json" if os.path.isdir(directory) else "does not exist"
+        raise _no_dataset(directory, what) from None
+    except OSError:
+        pass  # reading it says why
     data = read_small(path, MANIFEST_LIMIT)
     try:
         return _manifest(parse_json(data, path))

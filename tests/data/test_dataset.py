@@ -185,6 +185,7 @@ def test_what_is_no_dataset_says_how_to_make_one(tmp_path: Path) -> None:
     assert "holds no manifest.json; make one" in refused(tmp_path)
     (tmp_path / "file").touch()
     assert "is not a folder" in refused(tmp_path / "file")
+    assert "File name too long" in refused(tmp_path / ("x" * 300))
 
 
 def test_identity_survives_json_and_differences_are_named(dataset_path: Path) -> None:
