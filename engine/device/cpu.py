@@ -226,6 +226,11 @@ class CpuDevice(Device):
         assert isinstance(plan, _CpuPlan)
         self._queue.put(lambda: self._run(plan))
 
+    def reorder(self, schedule: str) -> None:
+        """Give plans made from now on another order of blocks and warps. Only for a device in checked mode."""
+        assert self._sanitizer is not None, "this device is not in checked mode"
+        self.schedule = self._sanitizer.schedule = Schedule.parse(schedule)
+
     def _run(self, plan: _CpuPlan) -> None:
         if self._sanitizer is None:
             self._pool.run(plan.tasks, plan.names, plan.workspace)

@@ -162,7 +162,7 @@ class LoadedModule:
         tasks[0].watch = launched.address
         sanitizer.prepare((launched,))
         try:
-            shared_pool(1).run(tasks, (ready.name,), ready.workspace + shared)
+            _run_interruptibly(shared_pool(1), tasks, ready.name, ready.workspace + shared)
         except LaunchFailed as failed:
             error = sanitizer.error(launched, failed.status)
             if error is None:

@@ -10,6 +10,7 @@ from checkbench import SCHEDULES, clean, finds, floats, launch, module
 
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.ptxcpu.checked import sanitizer
+from ptxtrain.engine.ptxcpu.checked.compare import check_orders
 from ptxtrain.engine.ptxcpu.checked.report import CheckError
 from ptxtrain.engine.ptxcpu.checked.schedule import Schedule
 
@@ -199,22 +200,24 @@ def test_ldmatrix_reads_other_lanes_rows() -> None:
 
 # Kernels that hang
 
-SPIN = """
-extern "C" __global__ void k(int* lock, int* out) {
-    int t = threadIdx.x;
-    while (atomicCAS(lock, 0, 1) != 0) { }
-    out[0] += t;
-    atomicExch(lock, 0);
+HUNG = {
+    "a flag that nobody sets": "while (*(volatile int*)out == 0) { } out[1] = t;",
+    "a flag that a lane sets too late": "while (*(volatile int*)out == 0) { } if (lane == 5) atomicExch(out, 1);",
+    "a loop that never ends": "for (int i = 0; i >= 0; i = (i + 1) % 1000) out[t] = i;",
+    "a lock that nobody gives back": "while (atomicCAS(out, 0, 1) != 0) { } out[1] = t;",
 }
-"""
 
 
-def test_a_spin_lock_between_lanes_of_a_warp(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every lane but one waits for a lane that cannot go on before they do."""
-    monkeypatch.setattr(sanitizer, "ROUNDS", 10_000)
+@pytest.mark.parametrize("case", HUNG)
+def test_kernels_that_hang(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitizer.Sanitizer.__init__, "__kwdefaults__", {"rounds": 10_000})
-    error = finds(SPIN, [np.zeros(1, np.int32), np.zeros(1, np.int32)], "hung", block=32)
+    error = finds(kernel(HUNG[case]), OUT, "hung", block=64)
     assert "10,001 times" in str(error)
+
+
+def test_a_lock_that_lanes_take_in_turn() -> None:
+    body = "while (atomicCAS(out, 0, 1) != 0) { } out[1] += t; __threadfence(); atomicExch(out, 0);"
+    assert clean(kernel(body), OUT, block=64)[0][1] == 63 * 32
 
 
 def test_long_loops_are_not_hung() -> None:
@@ -257,6 +260,21 @@ def test_orders_that_do_not_exist() -> None:
     for text in ("backward", "random:x", "reverse:1", "random:-1"):
         with pytest.raises(PtxtrainError, match="choose forward, reverse, random"):
             Schedule.parse(text)
+
+
+def test_results_that_depend_on_the_order_are_told() -> None:
+    """Tickets are no race, yet who draws which depends on the schedule."""
+    out = np.full(12, -1, np.int32)
+    args = [np.zeros(1, np.int32), out]
+    with pytest.raises(
+        PtxtrainError, match=r"k \(<text>\): the result depends on the order .* k_param_1\[0\] is .* in forward"
+    ):
+        check_orders(module(TICKETS), "k", grid=(4, 1, 1), block=(96, 1, 1), args=args)
+    assert out.tolist() == [100 * b + w for b in range(4) for w in range(3)]
+    body = "atomicAdd(out + 1 + t % 7, t);"
+    totals = np.zeros(16, np.int32)
+    check_orders(module(kernel(body)), "k", grid=(3, 1, 1), block=(64, 1, 1), args=[totals])
+    assert totals.sum() == 3 * 63 * 32
 
 
 def test_checked_bits_are_the_unchecked_ones() -> None:

@@ -37,6 +37,12 @@ KINDS = {
 }
 
 
+NEAR, FAR = (
+    64 << 10,
+    1 << 30,
+)  # bytes within which a miss is told as a distance, before and after freed memory is looked at
+
+
 class CheckError(DeviceError):
     """A check of the checked mode failed. Exit code 1: the device is well, the kernel is not.
 
@@ -227,11 +233,12 @@ def _outside(finding: Finding, scene: Scene, site: Site, space: str, address: in
             text = f"at {finding.address:#x}, which lies in {space} memory"
             return _Spot(text, finding.address), "wrong space"
         region = scene.table.find(address) or scene.table.nearest(address)
+        near = region is not None and -NEAR < address - region.start < region.nbytes + NEAR
         freed = next((f for f in reversed(scene.table.freed) if f[0] <= address < f[0] + f[1]), None)
-        if freed is not None:
+        if freed is not None and not near:
             text = f"at {address:#x}, in an allocation of {freed[1]:,} bytes that has been freed"
             return _Spot(text, address, freed[2] or None, address - freed[0], freed[1]), None
-        if region is None or min(abs(address - region.start), abs(address - region.end)) > 1 << 30:
+        if region is None or not -FAR < address - region.start < region.nbytes + FAR:
             return _Spot(f"at {address:#x}, which is in no allocation", address), None
         text, offset = _relation(address, count, region.start, region.end, scene.named(region))
         return _Spot(f"at {address:#x}, {text}", address, scene.named(region), offset, region.nbytes), None

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ptxtrain.engine.ptxcpu.cfg import Block
 from ptxtrain.engine.ptxcpu.checked import state
 from ptxtrain.engine.ptxcpu.lower import warp
 from ptxtrain.engine.ptxcpu.lower.context import Context
-from ptxtrain.engine.ptxcpu.lower.emitter import LANES, vec
+from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, vec
 from ptxtrain.engine.ptxcpu.lower.places import lane_pointers, place_of, space_of
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
 from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Address, Imm, Instruction, Operand, Reg, Symbol, Variable, Vector
@@ -55,9 +56,11 @@ def ranges(offsets: dict[str, int], variables: dict[str, Variable]) -> list[tupl
 class Checks:
     """Emits the checks of one kernel."""
 
-    def __init__(self, ctx: Context, alive: Callable[[], str | None]) -> None:
+    def __init__(self, ctx: Context, blocks: Sequence[Block], alive: Callable[[], str | None]) -> None:
         """`alive` gives the lanes of the warp that have not left, as an i32; None: all, known when compiling."""
         self.ctx, self.alive = ctx, alive
+        # What compare-and-swap loops work on: they begin with a plain load, whose value the swap then tests.
+        self._swapped = {ins.operands[1] for b in blocks for ins in b.body if ins.opcode == "atom" and ins.has("cas")}
         self.sites: list[Site] = []
         self._globals: list[str] = []
         self._slots: dict[str, str] = {}
@@ -208,7 +211,8 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
         self._order(ins)
         count = _count(ins)
         element = TYPE_BITS[ins.types[-1]] // 8
-        kind = state.READ | (state.STRONG if ins.has(*_STRONG) else 0)
+        strong = ins.has(*_STRONG) or ins.operands[1] in self._swapped
+        kind = state.READ | (state.STRONG if strong else 0)
         self._access(ins, ins.operands[1], space, element * count, element, kind)
 
     def _store(self, ins: Instruction) -> None:
@@ -310,26 +314,42 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
     def _warp_arguments(self, members: str, site: str) -> list[tuple[str, str]]:
         return [("i32", "%warp"), ("i32", self._here()), ("i32", members), ("i32", self._alive()), ("ptr", site)]
 
-    def _members(self, ins: Instruction, mask: Operand, site: str) -> None:
+    def _everyone(self, mask: Operand) -> bool:
+        """Whether all lanes are known to be here and in the mask."""
         info = self.ctx.info(mask)
-        if self._all_here() and info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF:
+        full = info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF
+        return full and self._all_here()
+
+    def _members(self, ins: Instruction, mask: Operand, site: str) -> None:
+        """Who executes a collective is in its own mask, and all whom the masks name come to it."""
+        ctx, emit = self.ctx, self.ctx.emit
+        if self._everyone(mask):
             return
-        self._run("members", self._warp_arguments(warp._warp_value(self.ctx, mask), site))
+        if ctx.info(mask).uniform:
+            self._run("members", self._warp_arguments(ctx.get(mask, "i32", 1), site))
+            return
+        # Each lane has a mask of its own: the masks of all together, but for lanes that are not in their own.
+        masks, here = ctx.get(mask, "i32", LANES), self._here()
+        acting = emit.op(f"bitcast i32 {here} to <32 x i1>")
+        named = emit.select("i32", LANES, acting, masks, "zeroinitializer")
+        union = emit.call("llvm.vector.reduce.or.v32i32", "i32", ("<32 x i32>", named))
+        own = emit.op(f"lshr <32 x i32> {masks}, {iota('i32', 1)}")
+        inside = emit.op(f"icmp ne <32 x i32> {emit.op(f'and <32 x i32> {own}, splat (i32 1)')}, zeroinitializer")
+        strangers = emit.op(f"and i32 {here}, {emit.op(f'xor i32 {ctx.mask_bits(inside)}, -1')}")
+        members = emit.op(f"and i32 {union}, {emit.op(f'xor i32 {strangers}, -1')}")
+        self._run("members", self._warp_arguments(members, site))
 
     def _shuffle(self, ins: Instruction) -> None:
         """Each lane that takes another's value must find that lane here, and in the mask."""
         ctx, emit = self.ctx, self.ctx.emit
         mask = ins.operands[4] if len(ins.operands) > 4 else Imm(-1, "int")
-        info = ctx.info(mask)
-        everyone = info.uniform and info.const is not None and info.const & 0xFFFFFFFF == 0xFFFFFFFF
-        if self._all_here() and everyone:
+        if self._everyone(mask):
             return
         site = self.site(ins)
         self._members(ins, mask, site)
         mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
         b, c = ins.operands[2:4]
         here = self._here()
-        active = emit.op(f"and i32 {here}, {warp._warp_value(self.ctx, mask)}")
         known = [ctx.info(o) for o in (b, c)]
         if all(k.uniform and k.const is not None for k in known):
             order, inside = warp._known_sources(mode, (known[0].const or 0) % 32, known[1].const or 0)
@@ -337,8 +357,8 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
             ok = "<" + ", ".join(f"i1 {'true' if i else 'false'}" for i in inside) + ">"
         else:
             source, ok = warp._sources(ctx, mode, b, c)
-        spread = emit.broadcast("i32", active)
-        bit = emit.op(f"and <32 x i32> {emit.op(f'lshr <32 x i32> {spread}, {source}')}, splat (i32 1)")
+        active = emit.op(f"and <32 x i32> {emit.broadcast('i32', here)}, {ctx.get(mask, 'i32', LANES)}")
+        bit = emit.op(f"and <32 x i32> {emit.op(f'lshr <32 x i32> {active}, {source}')}, splat (i32 1)")
         absent = emit.op(f"and <32 x i1> {emit.op(f'icmp eq <32 x i32> {bit}, zeroinitializer')}, {ok}")
         bad = emit.op(f"and i32 {ctx.mask_bits(absent)}, {here}")
         yes, well = emit.label("inactive"), emit.label("well")

@@ -92,7 +92,7 @@ class _Driver:
         self.local = (local + 15) // 16 * 16
         self.analysis = Analysis(function, self.blocks, shape)
         self.ctx = Context(module, self.analysis, shape)
-        self.checks = self.ctx.checks = Checks(self.ctx, self._alive) if checked else None
+        self.checks = self.ctx.checks = Checks(self.ctx, self.blocks, self._alive) if checked else None
         self.at = -1  # the block that is being lowered
         self.region: Region | None = None  # and the region that it is in
         self.ctx.local_bytes = self.local
