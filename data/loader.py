@@ -171,8 +171,8 @@ def sort_rows(
     assert not len(tokens) or (int(tokens.min()) >= 0 and int(tokens.max()) < vocab)
     starts[0] = 0
     np.cumsum(np.bincount(tokens, minlength=vocab), out=starts[1:])
-    # NumPy's stable sort is a radix sort for 16-bit keys (0.1 ms for 16,384 rows, a tenth of its merge sort of 32-bit
-    # keys); wider ids take two passes, low half first.
+    # NumPy's stable sort is a radix sort for 16-bit keys: 0.07 ms for 16,384 rows, against 0.66 ms for 32-bit keys.
+    # Wider ids take two passes, low half first.
     order[...] = np.argsort((tokens & 0xFFFF).astype(np.uint16), kind="stable")
     if vocab > 1 << 16:
         order[...] = order[np.argsort((tokens[order] >> 16).astype(np.uint16), kind="stable")]
