@@ -55,13 +55,14 @@ def open_device(wanted: str | None, threads: int | None = None, checked: bool | 
     if wanted not in DEVICES:
         where = f" in ${VARIABLE}" if source != "asked for" else ""
         raise PtxtrainError(f"unknown device {wanted!r}{where}; choose one of {', '.join(DEVICES)}")
-    if checks.wanted(checked) is not None:
+    order = checks.wanted(checked)
+    if order is not None:
         if wanted == "cuda":
             raise PtxtrainError(
                 "the checked mode runs on the CPU device alone: use --device cpu, or compute-sanitizer on the GPU"
             )
         reason = f"{source}, checked" if wanted == "cpu" else "the checked mode runs there"
-        return _cpu(threads, checked), Choice("cpu", reason)
+        return _cpu(threads, str(order)), Choice("cpu", reason)
     if wanted == "cpu":
         return _cpu(threads), Choice("cpu", source)
     try:
@@ -73,10 +74,11 @@ def open_device(wanted: str | None, threads: int | None = None, checked: bool | 
     return device, Choice("cuda", f"{source}, {what}" if wanted == "cuda" else what)
 
 
-def _cpu(threads: int | None, checked: bool | None = None) -> Device:
+def _cpu(threads: int | None, checked: str | None = None) -> Device:
+    """The CPU device, in checked mode if an order is given."""
     from ptxtrain.engine.device.cpu import CpuDevice
 
-    return CpuDevice(threads, checked=checked)
+    return CpuDevice(threads, checked=checked is not None, schedule=checked)
 
 
 def _cuda() -> tuple[Device, str]:
