@@ -152,6 +152,31 @@ def test_a_shuffle_from_a_lane_that_does_not_exist() -> None:
     clean(kernel(body), OUT, block=64)
 
 
+INDEX = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out) {
+    .reg .b64 %o; .reg .b32 %t, %x, %l; .reg .pred %p;
+    ld.param.u64 %o, [out];
+    mov.u32 %t, %tid.x;
+    add.u32 %l, %t, 5;
+    shfl.sync.idx.b32 %xPREDICATE, %t, %l, CLAMP, 0xffffffff;
+    mad.wide.u32 %o, %t, 4, %o;
+    st.global.u32 [%o], %x;
+    ret;
+}
+"""
+
+
+def test_an_index_outside_of_the_segment() -> None:
+    """Lanes 7 to 26 and 31 ask for a lane past the eleventh; with the predicate that is a question, without it a mistake."""
+    text = INDEX.replace("CLAMP", "11")
+    error = finds(text.replace("PREDICATE", ""), [np.zeros(32, np.int32)], "inactive lane")
+    assert error.thread == (7, 0, 0) and "outside of its segment" in str(error)
+    clean(text.replace("PREDICATE", "|%p"), [np.zeros(32, np.int32)])
+    clean(INDEX.replace("CLAMP", "31").replace("PREDICATE", ""), [np.zeros(32, np.int32)])
+
+
 MMA = r"""
 extern "C" __global__ void k(float* out, const unsigned* x) {
     float d[4] = {0, 0, 0, 0};

@@ -34,6 +34,7 @@ KINDS = {
     state.PARTIAL_WARP: "inactive lane",
     state.MISSING_AT_WARP_BARRIER: "divergent barrier",
     state.NO_PROGRESS: "hung",
+    state.LANE_OUTSIDE: "inactive lane",
 }
 
 
@@ -201,7 +202,7 @@ def _spot(finding: Finding, scene: Scene) -> _Spot:
     if space != "global":
         for start, end, name in _variables(space, scene):
             if start <= address < end:
-                text = f"byte {address - start:,} of {name} ({space}, {end - start:,} bytes)"
+                text = f"byte {address - start:,} of {name} ({end - start:,} bytes, at {space} offset {address:#x})"
                 return _Spot(text, address, name, address - start, end - start)
         return _Spot(f"{space} offset {address:,}", address)
     region = scene.table.find(address)
@@ -316,6 +317,8 @@ def _collective(finding: Finding, scene: Scene) -> str:
             return f"names barrier {other}; there are 0 to 15"
         case state.INACTIVE_SOURCE:
             return f"takes the value of lane {other}, which is not active or not in the mask"
+        case state.LANE_OUTSIDE:
+            return "asks for a lane outside of its segment, and does not ask whether it got one"
         case state.INACTIVE_MEMBER:
             return f"names {_lanes(other)} in its mask, which do not come to this instruction"
         case state.NOT_MEMBER:

@@ -58,8 +58,8 @@ class Sanitizer:
         self._checker.functions[:] = list(addresses)
         self._checker.limit = rounds
         self._checker.clock = 1
-        self._queue = (state.Copy * state.QUEUE)()
-        self._checker.queue = ctypes.addressof(self._queue)
+        self._queue = np.zeros(state.QUEUE * ctypes.sizeof(state.Copy), np.uint8)  # takes memory as it is used
+        self._checker.queue = self._queue.ctypes.data
         for name, flag in (("shared", state.IS_SHARED), ("local", state.IS_LOCAL)):
             getattr(self._checker, name).flags = flag | state.WRITABLE
         self._shadow: list[npt.NDArray[np.generic]] = []

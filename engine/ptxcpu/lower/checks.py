@@ -16,7 +16,18 @@ from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, vec
 from ptxtrain.engine.ptxcpu.lower.places import lane_pointers, place_of, space_of
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
-from ptxtrain.engine.ptxcpu.tree import TYPE_BITS, Address, Imm, Instruction, Operand, Reg, Symbol, Variable, Vector
+from ptxtrain.engine.ptxcpu.tree import (
+    TYPE_BITS,
+    Address,
+    Imm,
+    Instruction,
+    Operand,
+    Pair,
+    Reg,
+    Symbol,
+    Variable,
+    Vector,
+)
 
 GAP, LOCAL_GAP = 1024, 64  # bytes that nobody owns behind a variable
 _STRONG = ("volatile", "relaxed", "acquire", "release", "acq_rel", "mmio")
@@ -340,15 +351,22 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
         self._run("members", self._warp_arguments(members, site))
 
     def _shuffle(self, ins: Instruction) -> None:
-        """Each lane that takes another's value must find that lane here, and in the mask."""
+        """Each lane that takes another's value must find that lane here, and in the mask.
+
+        Shuffles up, down and across keep a lane's own value past the edge, and are meant to; an index past it is a mistake
+        unless the kernel asks for the predicate.
+        """
         ctx, emit = self.ctx, self.ctx.emit
         mask = ins.operands[4] if len(ins.operands) > 4 else Imm(-1, "int")
-        if self._everyone(mask):
+        mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
+        b, c = ins.operands[2:4]
+        clamp = ctx.info(c)
+        by_index = mode == "idx" and not isinstance(ins.operands[0], Pair)
+        may_miss = by_index and not (clamp.uniform and clamp.const is not None and clamp.const & 31 == 31)
+        if self._everyone(mask) and not may_miss:
             return
         site = self.site(ins)
         self._members(ins, mask, site)
-        mode = next(m for m in ins.modifiers if m in ("up", "down", "bfly", "idx"))
-        b, c = ins.operands[2:4]
         here = self._here()
         known = [ctx.info(o) for o in (b, c)]
         if all(k.uniform and k.const is not None for k in known):
@@ -360,19 +378,20 @@ define internal i32 @checked.warp(ptr %cta, i32 %w) {{
         active = emit.op(f"and <32 x i32> {emit.broadcast('i32', here)}, {ctx.get(mask, 'i32', LANES)}")
         bit = emit.op(f"and <32 x i32> {emit.op(f'lshr <32 x i32> {active}, {source}')}, splat (i32 1)")
         absent = emit.op(f"and <32 x i1> {emit.op(f'icmp eq <32 x i32> {bit}, zeroinitializer')}, {ok}")
-        bad = emit.op(f"and i32 {ctx.mask_bits(absent)}, {here}")
-        yes, well = emit.label("inactive"), emit.label("well")
+        self._fail_where(absent, here, state.INACTIVE_SOURCE, site, source)
+        if may_miss:
+            self._fail_where(ctx.negated(ok), here, state.LANE_OUTSIDE, site, source)
+
+    def _fail_where(self, lanes: str, here: str, kind: int, site: str, detail: str) -> None:
+        """A finding of the first of the lanes that are here, with its element of an i32 vector as the detail."""
+        ctx, emit = self.ctx, self.ctx.emit
+        bad = emit.op(f"and i32 {ctx.mask_bits(lanes)}, {here}")
+        yes, well = emit.label("bad"), emit.label("well")
         emit.branch(emit.op(f"icmp ne i32 {bad}, 0"), yes, well)
         emit.start(yes)
         first = emit.op(f"and i32 {emit.call('llvm.cttz.i32', 'i32', ('i32', bad), ('i1', 'false'))}, 31")
-        taken = emit.op(f"zext i32 {emit.op(f'extractelement <32 x i32> {source}, i32 {first}')} to i64")
-        self._run(
-            "fail",
-            [
-                *(("i32", "%warp"), ("i32", str(state.INACTIVE_SOURCE)), ("i32", bad)),
-                *(("ptr", site), ("i64", taken)),
-            ],
-        )
+        one = emit.op(f"zext i32 {emit.op(f'extractelement <32 x i32> {detail}, i32 {first}')} to i64")
+        self._run("fail", [("i32", "%warp"), ("i32", str(kind)), ("i32", bad), ("ptr", site), ("i64", one)])
         emit.jump(well)
         emit.start(well)
 
