@@ -24,7 +24,7 @@ from ptxtrain.engine.ptxcpu.lower.layouts import layout_globals, layout_params
 from ptxtrain.engine.ptxcpu.lower.runner import ALIGN, CONTROL
 from ptxtrain.engine.ptxcpu.parser import parse
 from ptxtrain.engine.ptxcpu.runtime import LaunchFailed, Memory, Pool, Ready, Task, default_threads
-from ptxtrain.engine.ptxcpu.tree import Function, Module, PtxError, Span, Variable
+from ptxtrain.engine.ptxcpu.tree import Function, Instruction, Module, PtxError, Span, Variable
 
 Dim3 = tuple[int, int, int]
 MAX_THREADS = 1024  # of a block
@@ -49,8 +49,16 @@ class LoadedModule:
         self._ready: dict[tuple[str, Dim3], Ready] = {}
         self._lock = threading.Lock()
         self._globals = self._place_globals()
-        for message in trap_messages(tree).values():
-            traps.status_of(message)  # cached code has the number alone
+        self._register_messages()
+
+    def _register_messages(self) -> None:
+        """What kernels may end with: cached code has the numbers alone."""
+        for message in trap_messages(self.tree).values():
+            traps.status_of(message)
+        for function in self.tree.functions.values():
+            for item in function.body:
+                if isinstance(item, Instruction) and item.opcode in ("bar", "barrier"):
+                    traps.status_of(traps.apart(f"{self.tree.path.name}:{item.span.line}"))
 
     def _place_globals(self) -> Memory:
         offsets, size = layout_globals(self.tree, next(iter(self.tree.functions.values())), self.gap)

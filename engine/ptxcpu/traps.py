@@ -22,6 +22,11 @@ def status_of(message: str) -> int:
     return status - (1 << 32) if status >> 31 else status
 
 
+def apart(place: str) -> str:
+    """The message of a barrier that a part of a warp comes to."""
+    return f"lanes of a warp came to a barrier that others of the warp did not come to ({place})"
+
+
 def describe(name: str, status: int) -> str:
     """The error of kernel `name` that ended with a status other than 0."""
     kind, place = status & 15, status >> 4

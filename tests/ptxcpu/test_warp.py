@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from both import entry
 
+from ptxtrain.engine.errors import DeviceError
 from ptxtrain.engine.ptxcpu import load
 
 STORE = "st.global.u32 [%out], %x;"
@@ -120,6 +121,16 @@ def test_producers_arrive_and_consumers_wait() -> None:
     expected = values.copy()
     expected[:32], expected[64:96] = values[32:64], values[96:]
     assert (got == expected).all()
+
+
+def test_a_barrier_that_a_part_of_a_warp_comes_to_ends_the_launch() -> None:
+    """On one path of a branch, and under a guard; where all the warp's lanes take the path it is a barrier as any."""
+    branch = "setp.lt.u32 %p1, %t, {n}; @!%p1 bra SKIP; bar.sync 0; SKIP:"
+    for text in (branch, "setp.lt.u32 %p1, %t, {n}; @%p1 bar.sync 0;"):
+        values = some(64)
+        assert (run(text.format(n=64), values) == values).all()
+        with pytest.raises(DeviceError, match=r"k: lanes of a warp came to a barrier .*<text>:\d+"):
+            run(text.format(n=40), values)
 
 
 def test_hints_do_nothing() -> None:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, integer, iota, splat, vec
 from ptxtrain.engine.ptxcpu.lower.fragments import Placement, read_register, write_register
+from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
+from ptxtrain.engine.ptxcpu.traps import status_of
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
     Guard,
@@ -89,6 +91,7 @@ class Context:
         self.has_barrier = False  # some instruction suspends the warp
         self.has_reduction = False  # bar.red
         self.spins = False  # some loop waits for others and lets them run
+        self.alive: Callable[[], str | None] = lambda: None  # the lanes that have not left, as an i32 (None: all)
         self.helpers: dict[str, str] = {}  # definitions of functions that the kernel calls
         self.fragments: dict[str, Placement] = {}  # registers of matrix operands
         self.products = "fma"  # how products of brain floats are done: see `jit.bf16_products`
@@ -107,6 +110,13 @@ class Context:
     def refuse(self, ins: Instruction, why: str) -> PtxError:
         """The error for what this compiler does not know."""
         return PtxError(why, self.module.path, ins.span, ins.text)
+
+    def fail(self, message: str) -> None:
+        """End the warp here, and the launch with a message; `module` must know the message when it loads cached code."""
+        emit = self.emit
+        status = emit.op(f"getelementptr i8, ptr %cta, i64 {FIELDS['status']}")
+        emit.do(f"store i32 {status_of(message)}, ptr {status}")
+        emit.jump("finish")
 
     # Masks
 

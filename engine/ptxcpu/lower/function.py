@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from ptxtrain.engine.ptxcpu import traps
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region, build_blocks
 from ptxtrain.engine.ptxcpu.inline import inline_calls, trap_messages
 from ptxtrain.engine.ptxcpu.jit import bf16_products
@@ -93,6 +92,7 @@ class _Driver:
         self.analysis = Analysis(function, self.blocks, shape)
         self.ctx = Context(module, self.analysis, shape)
         self.checks = self.ctx.checks = Checks(self.ctx, self.blocks, self._alive) if checked else None
+        self.ctx.alive = self._alive
         self.at = -1  # the block that is being lowered
         self.region: Region | None = None  # and the region that it is in
         self.ctx.local_bytes = self.local
@@ -332,11 +332,7 @@ suspend:
 
     def _trap(self, ins: Instruction) -> None:
         """End the warp and have the launch fail."""
-        emit = self.ctx.emit
-        status = emit.op(f"getelementptr i8, ptr %cta, i64 {runner.FIELDS['status']}")
-        message = self.messages.get(ins.span.line, "the kernel executed trap")
-        emit.do(f"store i32 {traps.status_of(message)}, ptr {status}")
-        emit.jump("finish")
+        self.ctx.fail(self.messages.get(ins.span.line, "the kernel executed trap"))
 
     def _both(self, mask: str | None, other: str) -> str:
         return other if mask is None else self.ctx.emit.op(f"and <32 x i1> {mask}, {other}")

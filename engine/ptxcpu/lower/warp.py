@@ -7,6 +7,7 @@ from collections.abc import Callable
 from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat, vec
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
+from ptxtrain.engine.ptxcpu.traps import apart
 from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Pair, Reg, Sink
 
 
@@ -308,6 +309,8 @@ def lower_barrier(ctx: Context, ins: Instruction) -> None:
         raise ctx.refuse(ins, "clusters are not supported")
     emit = ctx.emit
     ctx.has_barrier = True
+    if ctx.masked or ctx.guard_mask is not None:
+        _come_together(ctx, ins)
     reduces = ins.has("red")
     numbers = ins.operands[1:-1] if reduces else ins.operands
     number = _warp_value(ctx, numbers[0])
@@ -336,6 +339,23 @@ def lower_barrier(ctx: Context, ins: Instruction) -> None:
         else:
             met = f"icmp eq i32 {falses}, 0" if ins.has("and") else f"icmp ne i32 {trues}, 0"
             ctx.set(target, emit.op(met), "i1", 1)
+
+
+def _come_together(ctx: Context, ins: Instruction) -> None:
+    """End the launch where lanes of a warp come to a barrier while others of it that have not left are elsewhere.
+
+    A warp counts as a whole at a barrier. Lanes that wait for each other at barriers on different paths are not supported.
+    """
+    emit = ctx.emit
+    alive = ctx.alive()
+    if alive is None:
+        alive = "-1"
+    parted, together = emit.label("apart"), emit.label("together")
+    same = emit.op(f"icmp eq i32 {ctx.mask_bits(ctx.mask_value())}, {alive}")
+    emit.branch(same, together, parted)
+    emit.start(parted)
+    ctx.fail(apart(f"{ctx.module.path.name}:{ins.span.line}"))
+    emit.start(together)
 
 
 def _reduction(ctx: Context, field: str, number: str) -> str:
