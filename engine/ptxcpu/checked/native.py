@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 from ptxtrain.engine.ptxcpu import jit
-from ptxtrain.engine.ptxcpu.checked import access, copies, sync, view
+from ptxtrain.engine.ptxcpu.checked import access, copies, entries, sync, view
 from ptxtrain.engine.ptxcpu.checked.code import Library
 from ptxtrain.engine.ptxcpu.checked.state import FUNCTIONS, IN_GLOBAL, IN_SHARED
 
@@ -20,9 +20,9 @@ def library() -> Library:
         access.define_exact(made, f"exact_{name}", records)
     access.define_single(made)
     access.define_span(made)
-    access.define_uniform(made)
-    access.define_run(made)
-    access.define_lanes(made)
+    entries.define_uniform(made)
+    entries.define_run(made)
+    entries.define_lanes(made)
     sync.define_starts(made)
     sync.define_meetings(made)
     sync.define_fail(made)
