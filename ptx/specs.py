@@ -49,17 +49,49 @@ class RowSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class NormSpec(RowSpec):
+    """`unroll` loads of each array are in flight before a lane adds them, in order."""
+
+    unroll: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CopySpec(RowSpec):
+    """A lane takes `vector` neighbouring columns; 4 of f32 are one access of 16 bytes."""
+
+    vector: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ActivationSpec(RowSpec):
+    """`wide`, for bf16: a lane takes chunks of 8 columns, 16 bytes, instead of single columns."""
+
+    wide: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Of a lane at a time."""
+        return 8 if self.wide else 1
+
+
+@dataclass(frozen=True, slots=True)
 class ElementSpec:
-    """One thread to an element of a flat buffer."""
+    """One thread to `vector` neighbouring elements of a flat buffer; 4 of f32 are one access of 16 bytes."""
 
     threads: int = 256
+    vector: int = 1
 
     @property
     def block(self) -> Dim3:
         return (self.threads, 1, 1)
 
+    @property
+    def pairs(self) -> int:
+        """Registers of two bf16 that the elements fill; for a single one it is not used."""
+        return max(1, self.vector // 2)
+
     def grid(self, count: int) -> Dim3:
-        return (ceil_div(count, self.threads), 1, 1)
+        return (ceil_div(count, self.threads * self.vector), 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +103,7 @@ class NormBackwardSpec:
 
     part_rows: int = 32
     warps: int = 8
+    unroll: int = 4  # loads of each array in flight before they are added, in order
 
     @property
     def block(self) -> Dim3:
@@ -167,6 +200,9 @@ class OneBlockSpec:
 
 Spec: TypeAlias = (
     RowSpec
+    | NormSpec
+    | CopySpec
+    | ActivationSpec
     | ElementSpec
     | NormBackwardSpec
     | PartsSpec
@@ -191,16 +227,16 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "cross_entropy": CrossEntropySpec(),
         "cross_entropy_backward": RowSpec(),
         "cross_entropy_forward": RowSpec(),
-        "embedding_backward": RowSpec(),
-        "embedding_forward": RowSpec(),
+        "embedding_backward": CopySpec(),
+        "embedding_forward": CopySpec(),
         "gradnorm_finish": OneBlockSpec(warps=1),
         "gradnorm_partial": NormPartSpec(),
         "matmul": MatmulSpec(),
         "loss_sum": OneBlockSpec(warps=8),
         "rmsnorm_backward": NormBackwardSpec(),
-        "rmsnorm_forward": RowSpec(),
+        "rmsnorm_forward": NormSpec(),
         "rope": RowSpec(),
-        "swiglu_backward": RowSpec(),
-        "swiglu_forward": RowSpec(),
+        "swiglu_backward": ActivationSpec(),
+        "swiglu_forward": ActivationSpec(),
     }
 )

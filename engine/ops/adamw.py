@@ -7,7 +7,7 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import scalars as scalar_table
-from ptxtrain.engine.ops.checks import holds, sizes
+from ptxtrain.engine.ops.checks import holds, sizes, vector
 from ptxtrain.ptx.specs import ElementSpec
 
 
@@ -28,13 +28,14 @@ def update(
 ) -> None:
     """With g = grads * CLIP: m = beta1 m + (1 - beta1) g, v = beta2 v + (1 - beta2) g^2,
     params -= LR * ((m / BIAS1) / (sqrt(v / BIAS2) + eps) + decay * params). With a CLIP of NaN nothing changes."""
-    op, spec = "adamw.update", ElementSpec()
+    op = "adamw.update"
     sizes(op, count=count)
     for name, buffer in (("params", params), ("m", m), ("v", v), ("grads", grads)):
         holds(op, name, buffer, count, "f32")
     if copy is not None:
         holds(op, "copy", copy, count, "bf16")
     holds(op, "scalars", scalars, scalar_table.COUNT, "f32")
+    spec = ElementSpec(vector=vector(rec, count, params, m, v, copy, grads))
     target = np.uint64(0) if copy is None else copy
     kernel = rec.ptx("adamw_update", spec=spec)
     numbers = (np.float32(x) for x in (beta1, beta2, eps, decay))

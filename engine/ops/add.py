@@ -6,7 +6,7 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.ops.checks import holds, sizes
+from ptxtrain.engine.ops.checks import holds, sizes, vector
 from ptxtrain.ptx.specs import ElementSpec, PartsSpec
 
 
@@ -19,7 +19,7 @@ def into(
     count: int,
 ) -> None:
     """out = a + b."""
-    op, spec = "add.into", ElementSpec()
+    op, spec = "add.into", ElementSpec(vector=vector(rec, count, out, a, b))
     sizes(op, count=count)
     for name, buffer in (("out", out), ("a", a), ("b", b)):
         holds(op, name, buffer, count, "f32")
@@ -35,7 +35,7 @@ def parts(
     count: int,
 ) -> None:
     """out += the parts, in order."""
-    op, spec = "add.parts", PartsSpec()
+    op, spec = "add.parts", PartsSpec(vector=vector(rec, count, out, partial))
     sizes(op, parts=parts, count=count)
     holds(op, "out", out, count, "f32")
     holds(op, "partial", partial, parts * count, "f32")

@@ -6,7 +6,7 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.ops.checks import holds, sizes
+from ptxtrain.engine.ops.checks import holds, sizes, vector
 from ptxtrain.ptx.specs import ElementSpec
 
 
@@ -18,7 +18,7 @@ def to_bf16(
     count: int,
 ) -> None:
     """out = x, rounded to nearest even."""
-    op, spec = "cast.to_bf16", ElementSpec()
+    op, spec = "cast.to_bf16", ElementSpec(vector=vector(rec, count, out, x))
     sizes(op, count=count)
     holds(op, "out", out, count, "bf16")
     holds(op, "x", x, count, "f32")
@@ -33,7 +33,7 @@ def to_f32(
     count: int,
 ) -> None:
     """out = x, exactly."""
-    op, spec = "cast.to_f32", ElementSpec()
+    op, spec = "cast.to_f32", ElementSpec(vector=vector(rec, count, out, x))
     sizes(op, count=count)
     holds(op, "out", out, count, "f32")
     holds(op, "x", x, count, "bf16")

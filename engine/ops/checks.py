@@ -6,6 +6,7 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.kernels import Recorder
 
 ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4}
 
@@ -42,3 +43,14 @@ def whole_sequences(op: str, rows: int, context: int) -> None:
 def even_head(op: str, head_dim: int) -> None:
     """RoPE turns pairs, so heads have an even number of channels."""
     require(op, head_dim % 2 == 0, f"head_dim is {head_dim}, must be even")
+
+
+def vector(rec: Recorder, count: int, *buffers: Buffer | None) -> int:
+    """Neighbouring f32 that a thread of a kernel without sums across threads takes; which shows in no bit.
+
+    4, 16 bytes, on a GPU where `count` and the addresses allow it. On the CPU device 1: there a warp's neighbouring numbers
+    are one access anyway, and to take fours apart made AdamW take 3.0 ms instead of 1.9 for 2^21 numbers.
+    """
+    if rec.device.kind == "cpu" or count % 4 or any(b is not None and b.ptr % 16 for b in buffers):
+        return 1
+    return 4

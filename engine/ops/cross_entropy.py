@@ -15,6 +15,9 @@ from ptxtrain.engine.ops import scalars as scalar_table
 from ptxtrain.engine.ops.checks import holds, is_bf16, require, sizes
 from ptxtrain.ptx.specs import CrossEntropySpec, RowSpec
 
+# Threads of a block, and with them the order of a row's sum, follow from V: a long row leaves room for one to three blocks on a
+# multiprocessor, a short one does not feed 512 threads (at V 4,096 they took 1.5 times as long on a CPU).
+FEW_THREADS, MANY_THREADS, LONG_ROW = 256, 512, 16_384
 ON_CHIP = 99 << 10  # bytes of shared memory that a block may have on every GPU from sm_80 on
 
 
@@ -102,7 +105,8 @@ def fused(
     Raises:
         PtxtrainError: V is no multiple of 8, or the logits are not aligned to 16 bytes.
     """
-    op, spec = "cross_entropy.fused", CrossEntropySpec(on_chip=reads_twice(vocab) is None)
+    op, threads = "cross_entropy.fused", MANY_THREADS if vocab >= LONG_ROW else FEW_THREADS
+    spec = CrossEntropySpec(threads=threads, on_chip=reads_twice(vocab) is None)
     sizes(op, rows=rows, vocab=vocab)
     why = obstacle(vocab)
     require(op, why is None, f"{why}")

@@ -9,8 +9,8 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.ops.checks import holds, sizes
-from ptxtrain.ptx.specs import RowSpec
+from ptxtrain.engine.ops.checks import holds, sizes, vector
+from ptxtrain.ptx.specs import CopySpec
 
 
 def forward(
@@ -24,7 +24,7 @@ def forward(
     vocab: int,
 ) -> None:
     """out[n] = table[tokens[n]]."""
-    op, spec = "embedding.forward", RowSpec()
+    op, spec = "embedding.forward", CopySpec(vector=vector(rec, width, out, table))
     sizes(op, rows=rows, width=width, vocab=vocab)
     holds(op, "out", out, rows * width, "f32")
     holds(op, "tokens", tokens, rows, "i32")
@@ -45,7 +45,7 @@ def backward(
     vocab: int,
 ) -> None:
     """dtable[v] += the rows of dx whose token is v, in order."""
-    op, spec = "embedding.backward", RowSpec()
+    op, spec = "embedding.backward", CopySpec(vector=vector(rec, width, dtable, dx))
     sizes(op, rows=rows, width=width, vocab=vocab)
     holds(op, "dtable", dtable, vocab * width, "f32")
     holds(op, "dx", dx, rows * width, "f32")

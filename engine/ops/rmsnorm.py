@@ -12,7 +12,7 @@ from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import add
 from ptxtrain.engine.ops.checks import holds, is_bf16, sizes, whole_sequences
-from ptxtrain.ptx.specs import NormBackwardSpec, RowSpec
+from ptxtrain.ptx.specs import NormBackwardSpec, NormSpec
 
 
 def forward(
@@ -28,7 +28,7 @@ def forward(
     dtype: str,
 ) -> None:
     """out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps)."""
-    op, spec = "rmsnorm.forward", RowSpec()
+    op, spec = "rmsnorm.forward", NormSpec()
     sizes(op, rows=rows, width=width)
     bf16 = is_bf16(op, dtype)
     holds(op, "out", out, rows * width, dtype)

@@ -64,7 +64,7 @@ def test_the_weights_make_attention_matter(device: Device) -> None:
 
 @dataclass(frozen=True)
 class Mutant:
-    """`old` becomes `new` in the kernel text of a stem (all `times` times that it occurs)."""
+    """`old` becomes `new` in the kernel text of a stem (all `times` times that it occurs); # stands for 0 … times - 1."""
 
     name: str
     stem: str
@@ -75,10 +75,13 @@ class Mutant:
     def text(self) -> str:
         reference = self.stem.removesuffix(".cu")
         shipped = render.render(self.stem) if reference == self.stem else render.reference_source(reference)
-        assert shipped.count(self.old) == self.times, (
-            f"{self.name}: {self.old!r} occurs {shipped.count(self.old)} times"
-        )
-        return shipped.replace(self.old, self.new)
+        pairs = [(self.old.replace("#", str(u)), self.new.replace("#", str(u))) for u in range(self.times)]
+        pairs = pairs if "#" in self.old else pairs[:1]
+        found = sum(shipped.count(old) for old, _ in pairs)
+        assert found == self.times, f"{self.name}: {self.old!r} occurs {found} times"
+        for old, new in pairs:
+            shipped = shipped.replace(old, new)
+        return shipped
 
 
 MUTANTS = [
@@ -168,24 +171,27 @@ MUTANTS = [
     ),
     Mutant("matmul: forgets the sum so far", "matmul.cu", "if (accumulate) {", "if (false) {"),
     Mutant("matmul: forgets the residual", "matmul.cu", "if (has_residual) {", "if (false) {"),
-    Mutant("rmsnorm backward: the mean left out", "rmsnorm_backward", "fma.rn.f32      %g, %xhat, %mean, %g;", ""),
+    Mutant("rmsnorm backward: the mean left out", "rmsnorm_backward", "fma.rn.f32      %g, %xhat, %mean, %g;", "", 4),
     Mutant(
         "rmsnorm backward: not scaled by rstd",
         "rmsnorm_backward",
-        "fma.rn.f32      %y, %g, %rstd, %old;",
-        "add.rn.f32      %y, %g, %old;",
+        "fma.rn.f32      %y, %g, %rstd, %old_#;",
+        "add.rn.f32      %y, %g, %old_#;",
+        4,
     ),
     Mutant(
         "rmsnorm backward: the residual path left out",
         "rmsnorm_backward",
-        "fma.rn.f32      %y, %g, %rstd, %old;",
+        "fma.rn.f32      %y, %g, %rstd, %old_#;",
         "mul.rn.f32      %y, %g, %rstd;",
+        4,
     ),
     Mutant(
         "rmsnorm backward: the weight's gradient from x, not xhat",
         "rmsnorm_backward",
-        "fma.rn.f32      %sum, %d, %xhat, %sum;",
-        "fma.rn.f32      %sum, %d, %x, %sum;",
+        "fma.rn.f32      %sum, %d_#, %xhat, %sum;",
+        "fma.rn.f32      %sum, %d_#, %x_#, %sum;",
+        4,
     ),
     Mutant(
         "rmsnorm backward: the weight's gradient without the last row",
@@ -217,14 +223,14 @@ MUTANTS = [
     Mutant(
         "swiglu backward: the derivative of the sigmoid left out",
         "swiglu_backward",
-        "fma.rn.f32      %t, %gate, %t, 0f3F800000;",
+        "fma.rn.f32      %t, %gate_0, %t, 0f3F800000;",
         "mov.f32         %t, 0f3F800000;",
     ),
     Mutant(
         "swiglu backward: up without the gate",
         "swiglu_backward",
-        "mul.rn.f32      %dup, %gate, %s;",
-        "mov.f32         %dup, %s;",
+        "mul.rn.f32      %dup_0, %gate_0, %s;",
+        "mov.f32         %dup_0, %s;",
     ),
     Mutant(
         "cross-entropy backward: the target left out", "cross_entropy_backward", "sub.rn.f32      %e, %e, %hot;", ""
@@ -245,7 +251,7 @@ MUTANTS = [
     Mutant(
         "embedding backward: forgets the sum so far",
         "embedding_backward",
-        "@%in_row ld.global.f32 %sum, [%p_dtable];",
+        "@%in_row ld.global.f32 %sum_0, [%p_dtable];",
         "",
     ),
 ]

@@ -32,15 +32,15 @@ def test_nothing_of_the_template_is_left(stem: str) -> None:
 
 
 def test_a_spec_names_its_text() -> None:
-    a, b = rendered("rmsnorm_forward", specs.RowSpec(warps=4)), rendered("rmsnorm_forward", specs.RowSpec(warps=8))
-    assert a != b and a == rendered("rmsnorm_forward", specs.RowSpec(warps=4))
+    a, b = rendered("rmsnorm_forward", specs.NormSpec(warps=4)), rendered("rmsnorm_forward", specs.NormSpec(warps=8))
+    assert a != b and a == rendered("rmsnorm_forward", specs.NormSpec(warps=4))
     assert ".reqntid 32, 8, 1" in b.read_text(encoding="utf-8")
 
 
 def test_a_number_the_spec_lacks_is_an_error() -> None:
     from jinja2 import UndefinedError
 
-    with pytest.raises(UndefinedError, match="warps"):
+    with pytest.raises(UndefinedError, match="unroll"):
         render.render("rmsnorm_forward", specs.ElementSpec())
 
 
@@ -60,7 +60,7 @@ def test_a_damaged_file_in_the_cache_is_written_again() -> None:
 def test_an_override_runs_in_place_of_the_shipped_text(device: Device) -> None:
     import numpy as np
 
-    text = render.render("add_into").replace("add.rn.f32      %a, %a, %b;", "sub.rn.f32      %a, %a, %b;")
+    text = render.render("add_into").replace("add.rn.f32      %a_0, %a_0, %b_0;", "sub.rn.f32      %a_0, %a_0, %b_0;")
     from ptxtrain.engine.ops import add
 
     results = []

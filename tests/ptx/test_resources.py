@@ -30,6 +30,14 @@ def every_spec() -> list[tuple[str, Any]]:
     found["matmul"] = [
         MatmulSpec(layout, "bf16", row.block_m, row.block_n) for layout in ("nn", "nt", "tn") for row in CHOICES
     ]
+    for stem in ("adamw_update", "add_into", "cast_to_bf16", "cast_to_f32"):
+        found[stem].append(specs.ElementSpec(vector=4))
+    for stem in ("embedding_backward", "embedding_forward"):
+        found[stem].append(specs.CopySpec(vector=4))
+    for stem in ("swiglu_backward", "swiglu_forward"):
+        found[stem].append(specs.ActivationSpec(wide=True))
+    found["add_parts"].append(specs.PartsSpec(vector=4))
+    found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
     for part, make in makers.items():
         found[f"attention_{part}"] = [make(head_dim) for head_dim in attention_spec.HEAD_DIMS]
