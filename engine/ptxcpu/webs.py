@@ -38,6 +38,12 @@ def split_webs(blocks: Sequence[Block]) -> None:
         for ins in _instructions(block):
             for reg in sources(ins):
                 webs.join(current & of_register.get(reg.name, 0))
+            if ins.opcode == "mma":
+                # Sums that grow in place stay in one place: they lie in memory, and two copies would not fit the cache.
+                read = {reg.name for reg in sources(ins)}
+                for i, reg in enumerate(results(ins)):
+                    if reg.name in read:
+                        webs.join(current & of_register[reg.name] | 1 << (first[id(ins)] + i))
             current = _after(ins, current, of_register, first)
     names = webs.names(definitions)
     for block, at_start in zip(blocks, reaching, strict=True):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, integer, iota, splat, vec
-from ptxtrain.engine.ptxcpu.lower.fragments import Placement, read_register, write_register
+from ptxtrain.engine.ptxcpu.lower.fragments import Placement, read_register, register_function, write_register
 from ptxtrain.engine.ptxcpu.lower.runner import FIELDS
 from ptxtrain.engine.ptxcpu.traps import status_of
 from ptxtrain.engine.ptxcpu.tree import (
@@ -101,6 +101,8 @@ class Context:
         ] = {}  # address arrays already in memory: see `memory.lane_array`
         self.tiles: dict[int, tuple[str, int, int]] = {}  # what matrix tiles hold: address, version, block
         self.turns: dict[str, int] = {}  # tiles of each layout used so far
+        self.partner: dict[int, Instruction] = {}  # id of a product -> the one that is done with it
+        self.done_before: set[int] = set()  # ids of products that were done with their partner
         self.uses_tiles = False  # whether the kernel needs matrix tiles set up
         self.local_bytes = 0  # of one lane's local memory
         self.checks: Checks | None = None  # the checked mode's
@@ -231,6 +233,10 @@ class Context:
 
     def _load_lanes(self, store: Storage, scalar: str) -> str:
         """The vector of a varying register."""
+        if store.layout is not None and store.layout.endswith("2"):
+            name, text = register_function(store.layout, store.index, write=False)
+            self.helpers.setdefault(name, text)
+            return self.emit.op(f"call <32 x i32> @{name}(ptr {store.slot})")
         if store.layout is not None:
             return read_register(self.emit, store.slot, store.layout, store.index)
         return self.emit.op(f"load {vec(scalar, LANES)}, ptr {store.slot}")
@@ -280,7 +286,11 @@ class Context:
             mask = self.lane_mask()
             if mask is not None:
                 value = emit.select(scalar, LANES, mask, value, self._load_lanes(store, scalar))
-        if store.layout is not None:
+        if store.layout is not None and store.layout.endswith("2"):
+            name, text = register_function(store.layout, store.index, write=True)
+            self.helpers.setdefault(name, text)
+            emit.do(f"call void @{name}(ptr {store.slot}, <32 x i32> {value})")
+        elif store.layout is not None:
             write_register(emit, store.slot, store.layout, store.index, value)
         else:
             emit.do(f"store {t} {value}, ptr {store.slot}")

@@ -17,7 +17,7 @@ from ptxtrain.engine.ptxcpu.lower import runner
 from ptxtrain.engine.ptxcpu.lower.checks import GAP, LOCAL_GAP, Checked, Checks, ranges
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, iota, splat
-from ptxtrain.engine.ptxcpu.lower.fragments import place_fragments
+from ptxtrain.engine.ptxcpu.lower.fragments import paired, place_fragments
 from ptxtrain.engine.ptxcpu.lower.layouts import layout, layout_globals, layout_params
 from ptxtrain.engine.ptxcpu.lower.mma import allocate_fragments
 from ptxtrain.engine.ptxcpu.lower.names import Names
@@ -98,7 +98,9 @@ class _Driver:
         self.ctx.local_bytes = self.local
         self.ctx.products = bf16_products()
         tiles = self.ctx.products == "tiles"
-        allocate_fragments(self.ctx, place_fragments(self.blocks, self.analysis, tiles=tiles))
+        placed = place_fragments(self.blocks, self.analysis, tiles=tiles)
+        allocate_fragments(self.ctx, placed)
+        self.ctx.partner = {id(first): second for first, second in paired(self.blocks, placed)}
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
         self.exit_masks: dict[int, str] = {}

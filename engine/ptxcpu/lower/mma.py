@@ -20,6 +20,7 @@ Products of brain floats are done in one of three ways, by what the processor ha
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from ptxtrain.engine.ptxcpu.lower.context import Context, Storage
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, splat
@@ -29,6 +30,7 @@ from ptxtrain.engine.ptxcpu.lower.fragments import (
     Placement,
     fragment_bytes,
     is_tile_product,
+    join,
     matrix_orders,
     read_register,
     tile_address,
@@ -85,9 +87,11 @@ def _run_layout(ctx: Context, operand: Operand) -> tuple[Reg, str | None, int] |
     return head, first.layout, ctx.storage[head.name].index
 
 
-def _address(ctx: Context, operand: Operand, layout: str | None = None, *, read: bool) -> tuple[str, bool]:
-    """A fragment's address in a layout, and whether it is a copy that a result must be copied back from."""
-    run = _run_layout(ctx, operand)
+def _address(
+    ctx: Context, operand: Operand, layout: str | None = None, *, read: bool, copy: bool = False
+) -> tuple[str, bool]:
+    """A fragment's address in a layout, and whether it is a copy (wanted as `copy`) that a result must be copied back from."""
+    run = None if copy else _run_layout(ctx, operand)
     if run is not None and run[1] == layout and (layout is None or run[2] == 0):
         return ctx.storage[run[0].name].slot, False
     elements = operand.elements if isinstance(operand, Vector) else (operand,)
@@ -327,36 +331,75 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
         _note_writes(ctx, target)
 
 
-# Matrix tiles: see `runner.with_tiles` for their shapes.
-_TILE_NUMBERS = {"C": (0, 1), "A": (2, 3), "B": (4, 5, 6, 7)}
+# Matrix tiles by what they hold; see `runner.with_tiles` for their shapes.
+_TILE_NUMBERS = {"C2": (0, 1), "C": (2,), "A": (3, 4), "B2": (5, 6), "B": (7,)}
 
 
 def _tile_product(ctx: Context, ins: Instruction) -> None:
-    """Tiles loaded, multiplied, stored: about 10 ns.
+    """Tiles loaded, multiplied, stored: about 10 ns, for two products where they are a pair (`fragments.pairs`).
 
     A factor that a tile holds since an earlier product, in the same straight line of code, is not loaded again.
     """
+    if id(ins) in ctx.done_before:
+        return
     emit = ctx.emit
-    target = ins.operands[0]
     ctx.uses_tiles = True
-    a, b = (_tile_of(ctx, o, layout) for o, layout in zip(ins.operands[1:3], "AB", strict=True))
-    c, _ = _address(ctx, ins.operands[3], "C", read=True)
-    d, copied = _address(ctx, target, "C", read=False)
-    number = _next_tile(ctx, "C")
+    partner = ctx.partner.get(id(ins))
+    target: Operand = ins.operands[0]
+    written: Operand = target
+    a = _tile_of(ctx, _tile_operand(ctx, ins.operands[1], "A"), "A", ins.operands[1])
+    if partner is not None:
+        b_vector = Vector((*_elements(ins.operands[2]), *_elements(partner.operands[2])))
+        b = _tile_of(ctx, _tile_operand(ctx, b_vector, "B2"), "B2", b_vector)
+        c_vector = Vector((*_elements(target), *_elements(partner.operands[0])))
+        c = d = _tile_operand(ctx, c_vector, "C2")
+        number, written = _next_tile(ctx, "C2"), c_vector
+        ctx.done_before.add(id(partner))
+    else:
+        b = _tile_of(ctx, _tile_operand(ctx, ins.operands[2], "B"), "B", ins.operands[2])
+        c = _tile_operand(ctx, ins.operands[3], "C")
+        d = _tile_operand(ctx, target, "C", read=False)
+        number = _next_tile(ctx, "C")
     multiply = emit.declare("llvm.x86.tdpbf16ps", "void", "i8 immarg, i8 immarg, i8 immarg")
     store = emit.declare("llvm.x86.tilestored64", "void", "i8 immarg, ptr, i64")
     _load_tile(ctx, number, c)
     emit.do(f"call void {multiply}(i8 {number}, i8 {a}, i8 {b})")
-    emit.do(f"call void {store}(i8 {number}, ptr {d}, i64 32)")
-    if copied:
-        _copy_back(ctx, target, d, "C")
+    emit.do(f"call void {store}(i8 {number}, ptr {d.address}, i64 {d.stride})")
+    if d.copied:
+        _copy_back(ctx, written, d.address, "C")
     else:
-        _note_writes(ctx, target)
+        _note_writes(ctx, written)
 
 
-def _load_tile(ctx: Context, number: int, address: str) -> None:
+@dataclass(frozen=True, slots=True)
+class _TileAt:
+    """Where a tile is in memory, the distance of its rows, and whether it is a copy of its registers."""
+
+    address: str
+    stride: int
+    copied: bool = False
+
+
+def _tile_operand(ctx: Context, operand: Operand, layout: str, *, read: bool = True) -> _TileAt:
+    """An operand as a tile: its fragment's own memory, half of a double tile, or a copy."""
+    run = _run_layout(ctx, operand)
+    if run is not None:
+        head, own, index = run
+        slot = ctx.storage[head.name].slot
+        if own == layout and index == 0:
+            return _TileAt(slot, 64 if layout.endswith("2") else 32)
+        half = {"B": 2, "C": 4}.get(layout)
+        if half is not None and own == f"{layout}2" and index in (0, half):
+            at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {32 * (index // half)}")
+            return _TileAt(at, 64)
+    assert not layout.endswith("2"), "a pair has a double tile"
+    slot, _ = _address(ctx, operand, layout, read=read, copy=True)
+    return _TileAt(slot, 32, copied=True)
+
+
+def _load_tile(ctx: Context, number: int, tile: _TileAt) -> None:
     load = ctx.emit.declare("llvm.x86.tileloadd64", "void", "i8 immarg, ptr, i64")
-    ctx.emit.do(f"call void {load}(i8 {number}, ptr {address}, i64 32)")
+    ctx.emit.do(f"call void {load}(i8 {number}, ptr {tile.address}, i64 {tile.stride})")
 
 
 def _next_tile(ctx: Context, layout: str) -> int:
@@ -366,16 +409,16 @@ def _next_tile(ctx: Context, layout: str) -> int:
     return numbers[ctx.turns[layout] % len(numbers)]
 
 
-def _tile_of(ctx: Context, operand: Operand, layout: str) -> int:
+def _tile_of(ctx: Context, tile: _TileAt, layout: str, operand: Operand) -> int:
     """The tile with a factor."""
-    address, copied = _address(ctx, operand, layout, read=True)
-    version = sum(ctx.written.get(e.name, 0) for e in _elements(operand) if isinstance(e, Reg))
+    names = [e.name for e in _elements(operand) if isinstance(e, Reg)]
+    held = (" ".join(names), sum(ctx.written.get(name, 0) for name in names), ctx.emit.blocks)
     for number in _TILE_NUMBERS[layout]:
-        if not copied and ctx.tiles.get(number) == (address, version, ctx.emit.blocks):
+        if ctx.tiles.get(number) == held:
             return number
     number = _next_tile(ctx, layout)
-    _load_tile(ctx, number, address)
-    ctx.tiles[number] = (address, version, ctx.emit.blocks)
+    _load_tile(ctx, number, tile)
+    ctx.tiles[number] = held
     return number
 
 
@@ -404,8 +447,8 @@ def lower_ldmatrix(ctx: Context, ins: Instruction) -> None:
     count, transposed = _matrices(ctx, ins), ins.has("trans")
     target = ins.operands[0]
     run = _run_layout(ctx, target)
-    layout = run[1] if run is not None and run[1] in ("A", "B") and run[2] == 0 else None
-    if layout == "A" and count != 4:
+    layout = run[1] if run is not None and run[1] in ("A", "B", "B2") and run[2] == 0 else None
+    if layout in ("A", "B2") and count != 4:
         layout = None
     name = f"ldmatrix.x{count}{'.trans' if transposed else ''}{'.' + layout if layout else ''}"
     if name not in ctx.helpers:
@@ -425,7 +468,7 @@ def _ldmatrix_helper(ctx: Context, name: str, count: int, layout: str | None, *,
     wholes = []
     for matrix in range(count):
         parts = [emit.op(f"load <4 x i32>, ptr {helper.row(8 * matrix + row)}, align 16") for row in range(8)]
-        whole = _join(emit, parts, 4)
+        whole = join(emit, parts, 4)
         if order != list(range(64)):
             halves = emit.op(f"bitcast {_I} {whole} to <64 x i16>")
             whole = emit.op(f"bitcast <64 x i16> {_shuffle(emit, '<64 x i16>', halves, order)} to {_I}")
@@ -437,24 +480,17 @@ def _ldmatrix_helper(ctx: Context, name: str, count: int, layout: str | None, *,
         for half in (0, 1):
             both = emit.op(f"shufflevector {_I} {wholes[half]}, {_I} {wholes[half + 2]}, <64 x i32> <{pieces}>")
             helper.store("d", 2 * half, both, "<64 x i32>")
+    elif layout == "B2":
+        # A row has eight columns of the first product and eight of the second.
+        pieces = ", ".join(f"i32 {LANES * part + 8 * row + i}" for row in range(4) for part in (0, 1) for i in range(8))
+        for step in (0, 1):
+            both = emit.op(f"shufflevector {_I} {wholes[step]}, {_I} {wholes[step + 2]}, <64 x i32> <{pieces}>")
+            helper.store("d", 2 * step, both, "<64 x i32>")
     else:
         for matrix, whole in enumerate(wholes):
             helper.store("d", matrix, whole)
     # The rows lie in shared memory, so the helper reads more than its arguments' memory.
     return _add(ctx, helper).replace("memory(argmem: readwrite)", "")
-
-
-def _join(emit: Emitter, parts: list[str], width: int) -> str:
-    """Concatenate vectors of i32."""
-    while len(parts) > 1:
-        order = ", ".join(f"i32 {i}" for i in range(2 * width))
-        t = f"<{width} x i32>"
-        parts = [
-            emit.op(f"shufflevector {t} {a}, {t} {b}, <{2 * width} x i32> <{order}>")
-            for a, b in zip(parts[::2], parts[1::2], strict=True)
-        ]
-        width *= 2
-    return parts[0]
 
 
 def lower_stmatrix(ctx: Context, ins: Instruction) -> None:
