@@ -159,4 +159,4 @@ class Names:
         return names
 
 
-REGISTER_TYPES: Final = frozenset(TYPE_BITS) - {"b8", "u8", "s8", "bf16", "bf16x2", "tf32"}
+REGISTER_TYPES: Final = frozenset(TYPE_BITS) - {"b8", "u8", "s8", "bf16", "bf16x2", "tf32", "u16x2", "s16x2"}

@@ -66,8 +66,11 @@ _ADD = [
     Row("d s s", "bf16 bf16x2", "rn"),
 ]
 _MINMAX = [
+    Row("d s s", "s32 s16x2", "relu", when="relu"),
+    Row("d s s", "u16x2 s16x2"),
     Row("d s s", f"{_INT} f64"),
-    Row("d s s", "f32 f16 f16x2", "ftz NaN xorsign abs"),
+    Row("d s s / d s s s", "f32", "ftz NaN xorsign abs"),
+    Row("d s s", "f16 f16x2", "ftz NaN xorsign abs"),
     Row("d s s", "bf16 bf16x2", "NaN xorsign abs"),
 ]
 _SIGN = [Row("d s", "s16 s32 s64 f64 bf16 bf16x2"), Row("d s", "f32 f16 f16x2", "ftz")]
@@ -76,7 +79,7 @@ _COUNT = [Row("di s", "b32 b64")]
 
 ROWS: Final[dict[str, list[Row]]] = {
     # Integers and floats
-    "add": _ADD,
+    "add": [*_ADD, Row("d s s", "u16x2 s16x2")],
     "sub": _ADD,
     "addc": [Row("d s s", _INT, "cc")],
     "subc": [Row("d s s", _INT, "cc")],

@@ -299,7 +299,7 @@ class Analysis:
         if op == "cvta" and ins.has("local"):
             return VARYING
         bits = TYPE_BITS.get(ins.types[0], 0) if ins.types else 0
-        if ins.types and ins.types[0][0] in "usb" and not ins.types[0].startswith("bf"):
+        if ins.types and ins.types[0][0] in "usb" and not ins.types[0].startswith("bf") and ins.types[0][-2:] != "x2":
             special = self._integer(ins, infos, bits)
             if special is not None:
                 return special

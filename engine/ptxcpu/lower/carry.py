@@ -103,6 +103,33 @@ def lower_dot(ctx: Context, ins: Instruction) -> None:
     ctx.set(_target(ins), total, "i32", lanes)
 
 
+def lower_distances(ctx: Context, ins: Instruction) -> None:
+    """vabsdiff2 and vabsdiff4: |a - b| of each half or byte; with .add the sum of those and c."""
+    count = int(ins.opcode[-1])
+    bits = 32 // count
+    lanes = ctx.lanes_of(*ins.operands[1:])
+    word, pieces, wide = Ops(ctx, 32, lanes), Ops(ctx, bits, count * lanes), Ops(ctx, 32, count * lanes)
+    parts = []
+    for operand, type_ in zip(ins.operands[1:3], ins.types[1:3], strict=True):
+        split = ctx.emit.op(f"bitcast {word.t} {ctx.get(operand, 'i32', lanes)} to {pieces.t}")
+        parts.append(pieces.cast("sext" if type_[0] == "s" else "zext", split, 32))
+    a, b = parts
+    distance = wide.select(wide.compare("slt", a, b), wide.op("sub", b, a), wide.op("sub", a, b))
+    if not ins.has("add"):
+        joined = ctx.emit.op(f"bitcast {pieces.t} {wide.cast('trunc', distance, bits)} to {word.t}")
+        ctx.set(_target(ins), joined, "i32", lanes)
+        return
+    total = ctx.get(ins.operands[3], "i32", lanes)
+    for i in range(count):
+        if lanes == 1:
+            one = ctx.emit.op(f"extractelement {wide.t} {distance}, i32 {i}")
+        else:
+            order = ", ".join(f"i32 {count * lane + i}" for lane in range(lanes))
+            one = ctx.emit.op(f"shufflevector {wide.t} {distance}, {wide.t} poison, <{lanes} x i32> <{order}>")
+        total = word.op("add", total, one)
+    ctx.set(_target(ins), total, "i32", lanes)
+
+
 def lower_mad_sat(ctx: Context, ins: Instruction) -> None:
     """mad.hi.sat.s32: the sum is clamped."""
     lanes = ctx.lanes_of(*ins.operands[1:])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ptxtrain.engine.ptxcpu.lower import functions, rounding
 from ptxtrain.engine.ptxcpu.lower.context import Context
+from ptxtrain.engine.ptxcpu.lower.eight_bits import EIGHT_BITS, lower_eight_bits
 from ptxtrain.engine.ptxcpu.lower.emitter import splat, vec
 from ptxtrain.engine.ptxcpu.lower.floating import Floats
 from ptxtrain.engine.ptxcpu.lower.ops import Ops
@@ -21,6 +22,9 @@ def lower_cvt(ctx: Context, ins: Instruction) -> None:
     """`cvt.{rounding}.{ftz}.{sat}.to.from d, a` and the packed forms."""
     if ins.has("pack"):
         _pack(ctx, ins)
+        return
+    if any(m in EIGHT_BITS for m in ins.modifiers):
+        lower_eight_bits(ctx, ins)
         return
     if len(ins.types) != 2:
         raise ctx.refuse(ins, "this conversion is not known")

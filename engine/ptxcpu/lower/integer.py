@@ -5,7 +5,14 @@ given a value here, the ISA's where it names one.
 from __future__ import annotations
 
 from ptxtrain.engine.ptxcpu.lower.bits import BITS
-from ptxtrain.engine.ptxcpu.lower.carry import lower_carry, lower_dot, lower_mad_carry, lower_mad_sat, lower_mul24
+from ptxtrain.engine.ptxcpu.lower.carry import (
+    lower_carry,
+    lower_distances,
+    lower_dot,
+    lower_mad_carry,
+    lower_mad_sat,
+    lower_mul24,
+)
 from ptxtrain.engine.ptxcpu.lower.compare import COMPARE
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import splat, vec
@@ -190,6 +197,7 @@ INTEGER: dict[str, Lowering] = {
     "madc": lower_mad_carry,
     **dict.fromkeys(("mul24", "mad24"), lower_mul24),
     **dict.fromkeys(("dp4a", "dp2a"), lower_dot),
+    **dict.fromkeys(("vabsdiff2", "vabsdiff4"), lower_distances),
     "fma": lower_float,
     "div": _div_rem("div"),
     "rem": _div_rem("rem"),
