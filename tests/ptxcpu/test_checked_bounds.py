@@ -190,6 +190,17 @@ def test_dynamic_shared_memory_is_what_the_launch_gives() -> None:
     assert "dynamic shared memory (60 bytes)" in str(error)
 
 
+def test_a_wide_access_that_reaches_over_the_end_of_shared_memory() -> None:
+    args = [np.zeros(4, np.int32)]
+    text = WINDOWS.replace("tile[64]", "tile[NBYTES]").replace(
+        "INSTRUCTION", "st.shared.v4.u32 [tile+48], {%x, %x, %x, %x};"
+    )
+    clean(text.replace("NBYTES", "64"), args, block=1)
+    for nbytes in (49, 60, 63):
+        error = finds(text.replace("NBYTES", str(nbytes)), args, "out of bounds", block=1)
+        assert f"{64 - nbytes} of them past the end of tile ({nbytes} bytes)" in str(error)
+
+
 LOCAL = """
 extern "C" __global__ void k(int* out, int at, int n) {
     int array[10];

@@ -221,6 +221,28 @@ def test_pipelines_that_wait_too_little(change: dict[str, str], kinds: tuple[str
     finds(pipeline(**change), [np.zeros(32, np.float32), floats(8, 128), np.int32(8)], *kinds, block=32)
 
 
+def test_a_copy_counts_when_it_is_waited_for() -> None:
+    """A barrier between the issue and the wait orders nothing."""
+    source = (
+        PIPELINE[: PIPELINE.index("extern")]
+        + """
+    extern "C" __global__ void k(float* out, const float* x) {
+        __shared__ __align__(16) float s[128];
+        int t = threadIdx.x;
+        copy16(s + 4 * t, x + 4 * t);
+        COMMIT();
+        __syncthreads();
+        WAIT(0);
+        AFTER
+        out[t] = s[127 - t];
+    }"""
+    )
+    args = [np.zeros(32, np.float32), floats(128)]
+    clean(source.replace("AFTER", "__syncthreads();"), args)
+    error = finds(source.replace("AFTER", ""), args, "race")
+    assert "cp.async" in str(error)
+
+
 SIZES = r"""
 extern "C" __global__ void k(float* out, const float* x, int bytes) {
     __shared__ __align__(16) float s[32];

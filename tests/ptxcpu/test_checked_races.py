@@ -140,6 +140,7 @@ def test_pairs_of_accesses(case: str, type_: str) -> None:
 RIGHT = {
     "each thread its own": "s[t] = 1; v = s[t]; s[t] = v + 1; v = s[t];",
     "own bytes of one word": "((unsigned char*)s)[t] = t; v = ((unsigned char*)s)[t]; ((unsigned char*)s)[t] = v;",
+    "own bytes, then the own word": "v = ((char*)s)[4 * t + 1]; v += s[t]; s[t] = v;",
     "many readers": "v = s[0] + s[t] + s[63 - t]; v += s[1];",
     "one value for all": "s[3] = 5; __syncthreads(); v = s[3];",
     "a flag that several set": "if (t % 3 == 0) s[0] = 1; __syncthreads(); v = s[0];",
@@ -159,6 +160,8 @@ WRONG = {
     "two values in one store": "s[t / 2] = t;",
     "all lanes to one place": "s[3] = t;",
     "two warps to one place": "if (t % 32 == 0) s[3] = t;",
+    "a byte that another thread has read": "if (t == 40) v = ((char*)s)[9]; if (t == 41) { v = s[2]; ((char*)s)[9] = 1; }",
+    "a byte of a word that another thread has read": "if (t == 40) v = s[2]; if (t == 41) ((char*)s)[11] = 1;",
     "overlapping wide stores": "if (t < 2) { int2* p = (int2*)(s + 2 * (t * 0)); *p = make_int2(t, t); }",
 }
 
@@ -322,6 +325,21 @@ def test_no_races_between_blocks(index: str, body: str) -> None:
     source = BLOCKS.replace("INDEX", index).replace("BODY", body)
     args = [np.zeros(256, np.int32), np.zeros(256, np.int32), np.int32(250)]
     clean(source, args, grid=4, block=63)
+
+
+def test_compare_and_swap_loops_begin_with_a_plain_load() -> None:
+    """The sum of doubles as the CUDA C++ Programming Guide has it."""
+    source = """
+    __device__ double add(double* address, double value) {
+        unsigned long long* bits = (unsigned long long*)address, old = *bits, assumed;
+        do {
+            assumed = old;
+            old = atomicCAS(bits, assumed, __double_as_longlong(value + __longlong_as_double(assumed)));
+        } while (assumed != old);
+        return __longlong_as_double(old);
+    }
+    extern "C" __global__ void k(double* sum) { add(sum, threadIdx.x); }"""
+    assert clean(source, [np.zeros(1)], grid=3, block=64)[0][0] == 3 * 63 * 32
 
 
 def test_two_launches_may_write_the_same() -> None:
