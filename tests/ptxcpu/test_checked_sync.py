@@ -223,6 +223,31 @@ def test_ldmatrix_reads_other_lanes_rows() -> None:
     assert error.thread == (24, 0, 0)
 
 
+WMMA = """.version 8.0
+.target sm_80
+.address_size 64
+.visible .entry k(.param .u64 out, .param .u64 a, .param .u32 stride) {
+    .reg .b64 %o, %a; .reg .b32 %s, %r<8>; .reg .f32 %c<8>;
+    ld.param.u64 %o, [out];
+    ld.param.u64 %a, [a];
+    ld.param.u32 %s, [stride];
+    wmma.load.a.sync.aligned.row.m16n16k16.global.f16 {%r0, %r1, %r2, %r3, %r4, %r5, %r6, %r7}, [%a], %s;
+    mov.b32 %c0, %r0; mov.b32 %c1, %r1; mov.b32 %c2, %r2; mov.b32 %c3, %r3;
+    mov.b32 %c4, %r4; mov.b32 %c5, %r5; mov.b32 %c6, %r6; mov.b32 %c7, %r7;
+    wmma.store.d.sync.aligned.row.m16n16k16.global.f32 [%o], {%c0, %c1, %c2, %c3, %c4, %c5, %c6, %c7}, 16;
+    ret;
+}
+"""
+
+
+def test_wmma_reads_and_writes_whole_tiles() -> None:
+    """Rows of 24 numbers: the last row ends 8 before the array's end."""
+    a, out = np.zeros(16 * 24, np.float16), np.zeros((16, 16), np.float32)
+    clean(WMMA, [out, a[:-8], np.uint32(24)])
+    assert finds(WMMA, [out, a[:-9], np.uint32(24)], "out of bounds").allocation == "a"
+    assert finds(WMMA, [out.reshape(-1)[:-1], a, np.uint32(24)], "out of bounds").allocation == "out"
+
+
 # Kernels that hang
 
 HUNG = {
