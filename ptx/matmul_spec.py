@@ -1,7 +1,7 @@
 """The Spec of `matmul.ptx`: tiles, warps, stages, and where each operand's numbers lie in shared memory.
 
-`conflicts` of `ptx/banks.py` counts shared-memory bank conflicts from the address functions here; `CHOICES` is the table
-that picks a Spec from a product's shape, with its reason.
+`ptx/banks.py` counts shared-memory bank conflicts from the address functions here; `CHOICES` is the table that picks a Spec
+from a product's shape, with its reason.
 """
 
 from __future__ import annotations
@@ -151,31 +151,39 @@ class MatmulSpec:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A row of the table: tiles for products at least this large, and why."""
+    """A row of the table: tiles for products that have so many times the blocks that fill the device, and why."""
 
     block_m: int
     block_n: int
-    min_blocks: int
+    warps_n: int
+    fills: int
     reason: str
 
+    def spec(self, layout: str, dtype: str) -> MatmulSpec:
+        return MatmulSpec(layout, dtype, self.block_m, self.block_n, warps_n=self.warps_n)
 
-# The first row whose grid has `min_blocks` blocks is taken. All rows add each output's products in the same order (one
-# chain of k16 steps), so the choice never shows in the bits.
+
+GPU_BLOCKS = 96  # blocks that fill the smaller GPUs we aim at
+
+# The first row is taken whose grid has enough blocks and whose tiles stand over by at most an eighth of the columns and by no
+# half of a tile's rows. All rows add each output's products in the same order (one chain of k16 steps), so the choice never
+# shows in the bits.
 CHOICES: tuple[Choice, ...] = (
-    Choice(128, 128, 96, "most arithmetic for each byte copied; enough blocks for the smallest GPUs we aim at"),
-    Choice(128, 64, 96, "half the columns where 128 x 128 tiles would leave multiprocessors idle"),
-    Choice(64, 64, 0, "small products: as many blocks as there can be"),
+    Choice(128, 256, 4, 2, "a quarter less from L2 than 128 x 128, and eight warps where only one block fits (Ada)"),
+    Choice(128, 128, 2, 1, "most arithmetic for each byte copied with two blocks on a multiprocessor"),
+    Choice(128, 64, 2, 1, "half the columns where 128 x 128 tiles would leave multiprocessors idle"),
+    Choice(64, 64, 2, 0, "small products: as many blocks as there can be"),
 )
 
 
-def choose(layout: str, dtype: str, m: int, n: int, parts: int = 1) -> MatmulSpec:
-    """The Spec for a product of this shape, of which `parts` are made at once."""
-    for row in CHOICES:
-        spec = MatmulSpec(layout, dtype, row.block_m, row.block_n)
+def choose(layout: str, dtype: str, m: int, n: int, parts: int = 1, fill: int = GPU_BLOCKS) -> MatmulSpec:
+    """The Spec for a product of this shape, of which `parts` are made at once, on a device that `fill` blocks keep busy."""
+    for row in CHOICES[:-1]:
+        spec = row.spec(layout, dtype)
         gx, gy, gz = spec.grid(m, n, parts)
-        if gx * gy * gz >= row.min_blocks:
+        if gx * gy * gz >= row.fills * fill and 8 * gx * row.block_n <= 9 * n and 2 * m > row.block_m:
             return spec
-    raise AssertionError("the last row takes everything")
+    return CHOICES[-1].spec(layout, dtype)
 
 
 # Which form a weight's gradient takes is part of its definition (other bits), so it follows from the weight's shape and T

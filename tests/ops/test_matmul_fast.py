@@ -136,8 +136,7 @@ def test_layouts_give_the_bits_of_the_plain_one(device: Device) -> None:
 def test_tiles_give_the_same_bits(device: Device) -> None:
     a, b = operands(150, 200, 100)
     first = product(device, "nn", a, b, spec=MatmulSpec("nn", block_m=64, block_n=64))
-    assert {(row.block_m, row.block_n) for row in matmul_spec.CHOICES} == {(128, 128), (128, 64), (64, 64)}
-    for spec in (MatmulSpec("nn"), MatmulSpec("nn", block_n=64), MatmulSpec("tn")):
+    for spec in (*(row.spec("nn", "bf16") for row in matmul_spec.CHOICES[:-1]), MatmulSpec("tn")):
         same_bits(str(spec), product(device, spec.layout, a, b, spec=spec), first)
 
 
@@ -209,13 +208,29 @@ def test_parts_cover_a_sequence(m: int, n: int, context: int) -> None:
     assert matmul_spec.gradient_part(32768, 384, context) == 0
 
 
-def test_the_table_says_which_tile() -> None:
-    """Large products take the largest tile, small ones the smallest; parts count as blocks."""
-    assert matmul_spec.choose("nn", "bf16", 16384, 384).block_m == 128
-    small = matmul_spec.choose("tn", "bf16", 384, 640)
-    assert (small.block_m, small.block_n) == (64, 64)
-    assert matmul_spec.choose("tn", "bf16", 384, 640, 32).block_n == 128
+@pytest.mark.parametrize(
+    ("m", "n", "parts", "tile"),
+    [
+        (16384, 32768, 1, (128, 256)),
+        (16384, 2048, 1, (128, 256)),
+        (16384, 384, 1, (128, 128)),  # a third of 256 would stand over
+        (16384, 640, 1, (128, 128)),
+        (384, 2048, 1, (128, 64)),
+        (384, 640, 1, (64, 64)),
+        (384, 640, 32, (128, 128)),  # parts count as blocks
+        (8, 72, 1, (64, 64)),
+        (1, 32768, 1, (64, 64)),  # a sample's last row
+    ],
+)
+def test_the_table_says_which_tile(m: int, n: int, parts: int, tile: tuple[int, int]) -> None:
+    spec = matmul_spec.choose("tn", "bf16", m, n, parts)
+    assert (spec.block_m, spec.block_n) == tile and (spec.warp_m, spec.warp_n) in ((64, 64), (64, 32), (32, 32))
     assert all(row.reason for row in matmul_spec.CHOICES)
+
+
+def test_two_cores_are_filled_by_few_blocks() -> None:
+    spec = matmul_spec.choose("nn", "bf16", 2048, 256, fill=8)
+    assert (spec.block_m, spec.block_n) == (128, 256)
 
 
 # What is wrong, the kernel, its text, what stands there instead.

@@ -15,7 +15,7 @@ ATTENTION = [
     for make in (attention_spec.forward_spec, attention_spec.dq_spec, attention_spec.dkv_spec)
     for head_dim in attention_spec.HEAD_DIMS
 ]
-MATMUL = [MatmulSpec(layout, "bf16", row.block_m, row.block_n) for layout in ("nn", "nt", "tn") for row in CHOICES]
+MATMUL = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
 # Conflicts that are known and kept: (operand, columns of its tile) -> rounds beyond the least for a warp's copy, and why.
 KEPT = {
     ("rows along k", 32): (

@@ -18,7 +18,7 @@ import pytest
 from ptxtrain.engine.kernels import rendered
 from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
 from ptxtrain.ptx import attention_spec, occupancy, specs
-from ptxtrain.ptx.matmul_spec import CHOICES, MatmulSpec
+from ptxtrain.ptx.matmul_spec import CHOICES
 
 TABLE = Path(__file__).with_name("resources.txt")
 VOCAB = 32_768  # of the dev preset, for the row of logits that cross_entropy keeps in shared memory
@@ -27,9 +27,7 @@ VOCAB = 32_768  # of the dev preset, for the row of logits that cross_entropy ke
 def every_spec() -> list[tuple[str, Any]]:
     """All kernels with all Specs that the ops choose from."""
     found: dict[str, list[Any]] = {stem: [spec] for stem, spec in specs.DEFAULTS.items()}
-    found["matmul"] = [
-        MatmulSpec(layout, "bf16", row.block_m, row.block_n) for layout in ("nn", "nt", "tn") for row in CHOICES
-    ]
+    found["matmul"] = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
     for stem in ("adamw_update", "add_into", "cast_to_bf16", "cast_to_f32"):
         found[stem].append(specs.ElementSpec(vector=4))
     for stem in ("embedding_backward", "embedding_forward"):
