@@ -36,6 +36,7 @@ from ptxtrain.engine.ptxcpu.tree import (
 )
 
 _ASSERT = "__assertfail"
+MOST_DEEP = 100  # calls within calls
 MOST_INSTRUCTIONS = 200_000  # of a function with everything that it calls
 # Where an indirect call compares: functions are at FIRST_ADDRESS, FIRST_ADDRESS + ADDRESS_STEP, … in the order of the text.
 FIRST_ADDRESS, ADDRESS_STEP = 1 << 20, 16
@@ -239,6 +240,8 @@ class _Inliner:
         if callee.name in stack:
             path = " -> ".join((*stack[stack.index(callee.name) :], callee.name))
             raise self.fail(ins, f"recursive calls are not supported ({path})")
+        if len(stack) > MOST_DEEP:
+            raise self.fail(ins, f"calls nest at most {MOST_DEEP} deep")
         if callee.is_declaration:
             self._library(ins, call, callee, out)
             return

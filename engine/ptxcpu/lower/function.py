@@ -24,7 +24,7 @@ from ptxtrain.engine.ptxcpu.lower.names import Names
 from ptxtrain.engine.ptxcpu.lower.opcodes import lower_opcode
 from ptxtrain.engine.ptxcpu.lower.warp import suspend
 from ptxtrain.engine.ptxcpu.spins import SYNCHRONISING, may_wait
-from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, Symbol
+from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Module, Operand, PtxError, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 from ptxtrain.engine.ptxcpu.webs import split_webs
 
@@ -53,7 +53,10 @@ def lower_entry(module: Module, function: Function, block: tuple[int, int, int],
     Raises:
         PtxError: it uses an instruction, or a form of one, that this compiler does not know.
     """
-    return _Driver(module, function, Shape(*block), checked).lower()
+    try:
+        return _Driver(module, function, Shape(*block), checked).lower()
+    except (AssertionError, LookupError, ValueError, TypeError, StopIteration, RecursionError) as error:
+        raise PtxError(f"{function.name} cannot be compiled ({error})", module.path, function.span) from error
 
 
 def _used_symbols(blocks: list[Block]) -> set[str]:
