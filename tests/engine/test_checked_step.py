@@ -50,7 +50,6 @@ def test_evaluation_and_sampling_are_clean(way: str, checked_device: CpuDevice) 
     assert results[0] == results[1]
 
 
-@pytest.mark.slow
 def test_the_gradient_check_passes_checked(checked_device: CpuDevice) -> None:
     assert gradcheck.run(checked_device).to_json() == gradcheck.run(CpuDevice(checked=False)).to_json()
 
