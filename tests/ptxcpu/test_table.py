@@ -9,6 +9,8 @@ import pytest
 from table_forms import ROWS, forms, kernel
 
 from ptxtrain.engine.ptxcpu import load
+from ptxtrain.engine.ptxcpu.forms import SPECIALS_OF_64_BITS
+from ptxtrain.engine.ptxcpu.scope import SPECIALS
 from ptxtrain.engine.ptxcpu.tree import PtxError
 
 # Forms that are refused with a message, and why.
@@ -43,3 +45,10 @@ def test_accepted_forms_compile(opcode: str) -> None:
             llvm.parse_assembly(ir).verify()
     assert not wrong, wrong[:10]
     assert known, "no form of this opcode is known"
+
+
+def test_every_special_register_can_be_read() -> None:
+    for name in sorted(SPECIALS):
+        kind = "pred" if name == "%is_explicit_cluster" else "b64" if name in SPECIALS_OF_64_BITS else "b32"
+        register = {"pred": "%p0", "b64": "%b640", "b32": "%b320"}[kind]
+        llvm.parse_assembly(load(kernel(f"mov.{kind} {register}, {name}")).ir("k", (48, 1, 1))).verify()

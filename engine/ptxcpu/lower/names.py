@@ -90,7 +90,10 @@ class Names:
     def _define_constants(self) -> None:
         """What is the same for everybody: one multiprocessor, no clusters, no counters, no environment."""
         ctx = self.ctx
-        zeros = ["smid", "gridid", "cluster_ctarank", "current_graph_exec", *("tid.w ntid.w ctaid.w nctaid.w".split())]
+        zeros = ["smid", "gridid", "cluster_ctarank", "current_graph_exec"]
+        zeros += [
+            f"{name}.w" for name in ("tid", "ntid", "ctaid", "nctaid", "clusterid", "nclusterid", "cluster_nctaid")
+        ]
         zeros += [f"{name}{i}{more}" for i in range(8) for name, more in (("pm", ""), ("pm", "_64"))]
         zeros += [f"envreg{i}" for i in range(32)] + [f"cluster_ctaid.{axis}" for axis in "xyzw"]
         zeros += [f"reserved_smem_offset_{which}" for which in ("begin", "end", "cap", "0", "1")]
