@@ -20,103 +20,21 @@ Products of brain floats are done in one of three ways, by what the processor ha
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from ptxtrain.engine.ptxcpu.lower.context import Context, Storage
+from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, splat
 from ptxtrain.engine.ptxcpu.lower.fragments import (
-    TILE,
     WORD,
-    Placement,
-    fragment_bytes,
     is_tile_product,
     join,
     matrix_orders,
-    read_register,
-    tile_address,
-    write_register,
 )
 from ptxtrain.engine.ptxcpu.lower.places import lane_array, space_of
-from ptxtrain.engine.ptxcpu.tree import Instruction, Operand, Reg, Sink, Vector
+from ptxtrain.engine.ptxcpu.lower.slots import address_of, copy_back, note_writes, run_of
+from ptxtrain.engine.ptxcpu.lower.tiles import tile_product
+from ptxtrain.engine.ptxcpu.tree import Instruction
 
 _I, _F = "<32 x i32>", "<32 x float>"
-
-
-# Fragments in memory
-
-
-def allocate_fragments(ctx: Context, placed: dict[str, Placement]) -> None:
-    """Make the slots, and have each register live in its place."""
-    emit = ctx.emit
-    sizes: dict[int, int] = {}
-    for place in placed.values():
-        sizes[place.fragment] = max(sizes.get(place.fragment, 0), place.position + 1)
-    slots = {
-        number: emit.alloca(f"[{fragment_bytes(size)} x i8], align 64", "fragment") for number, size in sizes.items()
-    }
-    # Addresses within the slots are made in the entry block, behind the slots.
-    before, emit.lines = emit.lines, []
-    for name, place in placed.items():
-        slot = slots[place.fragment]
-        if place.layout is None:
-            at = emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * place.position}")
-            ctx.storage[name] = Storage(at)
-        else:
-            at, index = tile_address(emit, slot, place)
-            ctx.storage[name] = Storage(at, None, place.layout, index)
-    emit.allocas += emit.lines
-    emit.lines = before
-    ctx.fragments = placed
-
-
-def _elements(operand: Operand) -> list[Reg | Sink]:
-    found = operand.elements if isinstance(operand, Vector) else (operand,)
-    return [e for e in found if isinstance(e, Reg | Sink)]
-
-
-def _run_layout(ctx: Context, operand: Operand) -> tuple[Reg, str | None, int] | None:
-    """The first register, the layout and its index there, if the operand is a run of one fragment."""
-    elements = _elements(operand)
-    places = [ctx.fragments.get(e.name) if isinstance(e, Reg) else None for e in elements]
-    first, head = places[0], elements[0]
-    if first is None or not isinstance(head, Reg):
-        return None
-    for i, place in enumerate(places):
-        if place is None or (place.fragment, place.position) != (first.fragment, first.position + i):
-            return None
-    return head, first.layout, ctx.storage[head.name].index
-
-
-def _address(
-    ctx: Context, operand: Operand, layout: str | None = None, *, read: bool, copy: bool = False
-) -> tuple[str, bool]:
-    """A fragment's address in a layout, and whether it is a copy (wanted as `copy`) that a result must be copied back from."""
-    run = None if copy else _run_layout(ctx, operand)
-    if run is not None and run[1] == layout and (layout is None or run[2] == 0):
-        return ctx.storage[run[0].name].slot, False
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
-    slot = ctx.emit.alloca(f"[{max(TILE, WORD * len(elements))} x i8], align 64", "copy")
-    if read:
-        for i, element in enumerate(elements):
-            value = ctx.get(element, "i32", LANES)
-            if layout is not None:
-                write_register(ctx.emit, slot, layout, i, value)
-                continue
-            at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * i}")
-            ctx.emit.do(f"store {_I} {value}, ptr {at}, align 64")
-    return slot, True
-
-
-def _copy_back(ctx: Context, operand: Operand, slot: str, layout: str | None = None) -> None:
-    elements = operand.elements if isinstance(operand, Vector) else (operand,)
-    for i, element in enumerate(elements):
-        assert isinstance(element, Reg | Sink)
-        if layout is not None:
-            value = read_register(ctx.emit, slot, layout, i)
-        else:
-            at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * i}")
-            value = ctx.emit.op(f"load {_I}, ptr {at}, align 64")
-        ctx.set(element, value, "i32", LANES)
 
 
 def _call(ctx: Context, name: str, arguments: Iterable[str]) -> None:
@@ -301,7 +219,7 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
     if steps is None or not (ins.has("row") and ins.has("col")):
         raise ctx.refuse(ins, f"mma of shape {shape or 'unknown'} on {types[1]} is not known")
     if ctx.products == "tiles" and is_tile_product(ins):
-        _tile_product(ctx, ins)
+        tile_product(ctx, ins)
         return
     name = f"mma.{shape}.{types[1]}.{types[0]}"
     if name not in ctx.helpers:
@@ -322,110 +240,13 @@ def lower_mma(ctx: Context, ins: Instruction) -> None:
                 helper.store("d", i, value)
         ctx.helpers[name] = _add(ctx, helper)
     target = ins.operands[0]
-    d_slot, copied = _address(ctx, target, read=False)
-    slots = [_address(ctx, o, read=True)[0] for o in ins.operands[1:4]]
+    d_slot, copied = address_of(ctx, target, read=False)
+    slots = [address_of(ctx, o, read=True)[0] for o in ins.operands[1:4]]
     _call(ctx, name, (d_slot, *slots))
     if copied:
-        _copy_back(ctx, target, d_slot)
+        copy_back(ctx, target, d_slot)
     else:
-        _note_writes(ctx, target)
-
-
-# Matrix tiles by what they hold; see `runner.with_tiles` for their shapes.
-_TILE_NUMBERS = {"C2": (0, 1), "C": (2,), "A": (3, 4), "B2": (5, 6), "B": (7,)}
-
-
-def _tile_product(ctx: Context, ins: Instruction) -> None:
-    """Tiles loaded, multiplied, stored: about 10 ns, for two products where they are a pair (`fragments.pairs`).
-
-    A factor that a tile holds since an earlier product, in the same straight line of code, is not loaded again.
-    """
-    if id(ins) in ctx.done_before:
-        return
-    emit = ctx.emit
-    ctx.uses_tiles = True
-    partner = ctx.partner.get(id(ins))
-    target: Operand = ins.operands[0]
-    written: Operand = target
-    a = _tile_of(ctx, _tile_operand(ctx, ins.operands[1], "A"), "A", ins.operands[1])
-    if partner is not None:
-        b_vector = Vector((*_elements(ins.operands[2]), *_elements(partner.operands[2])))
-        b = _tile_of(ctx, _tile_operand(ctx, b_vector, "B2"), "B2", b_vector)
-        c_vector = Vector((*_elements(target), *_elements(partner.operands[0])))
-        c = d = _tile_operand(ctx, c_vector, "C2")
-        number, written = _next_tile(ctx, "C2"), c_vector
-        ctx.done_before.add(id(partner))
-    else:
-        b = _tile_of(ctx, _tile_operand(ctx, ins.operands[2], "B"), "B", ins.operands[2])
-        c = _tile_operand(ctx, ins.operands[3], "C")
-        d = _tile_operand(ctx, target, "C", read=False)
-        number = _next_tile(ctx, "C")
-    multiply = emit.declare("llvm.x86.tdpbf16ps", "void", "i8 immarg, i8 immarg, i8 immarg")
-    store = emit.declare("llvm.x86.tilestored64", "void", "i8 immarg, ptr, i64")
-    _load_tile(ctx, number, c)
-    emit.do(f"call void {multiply}(i8 {number}, i8 {a}, i8 {b})")
-    emit.do(f"call void {store}(i8 {number}, ptr {d.address}, i64 {d.stride})")
-    if d.copied:
-        _copy_back(ctx, written, d.address, "C")
-    else:
-        _note_writes(ctx, written)
-
-
-@dataclass(frozen=True, slots=True)
-class _TileAt:
-    """Where a tile is in memory, the distance of its rows, and whether it is a copy of its registers."""
-
-    address: str
-    stride: int
-    copied: bool = False
-
-
-def _tile_operand(ctx: Context, operand: Operand, layout: str, *, read: bool = True) -> _TileAt:
-    """An operand as a tile: its fragment's own memory, half of a double tile, or a copy."""
-    run = _run_layout(ctx, operand)
-    if run is not None:
-        head, own, index = run
-        slot = ctx.storage[head.name].slot
-        if own == layout and index == 0:
-            return _TileAt(slot, 64 if layout.endswith("2") else 32)
-        half = {"B": 2, "C": 4}.get(layout)
-        if half is not None and own == f"{layout}2" and index in (0, half):
-            at = ctx.emit.op(f"getelementptr i8, ptr {slot}, i64 {32 * (index // half)}")
-            return _TileAt(at, 64)
-    assert not layout.endswith("2"), "a pair has a double tile"
-    slot, _ = _address(ctx, operand, layout, read=read, copy=True)
-    return _TileAt(slot, 32, copied=True)
-
-
-def _load_tile(ctx: Context, number: int, tile: _TileAt) -> None:
-    load = ctx.emit.declare("llvm.x86.tileloadd64", "void", "i8 immarg, ptr, i64")
-    ctx.emit.do(f"call void {load}(i8 {number}, ptr {tile.address}, i64 {tile.stride})")
-
-
-def _next_tile(ctx: Context, layout: str) -> int:
-    """The tile to use next, in turn."""
-    numbers = _TILE_NUMBERS[layout]
-    ctx.turns[layout] = ctx.turns.get(layout, -1) + 1
-    return numbers[ctx.turns[layout] % len(numbers)]
-
-
-def _tile_of(ctx: Context, tile: _TileAt, layout: str, operand: Operand) -> int:
-    """The tile with a factor."""
-    names = [e.name for e in _elements(operand) if isinstance(e, Reg)]
-    held = (" ".join(names), sum(ctx.written.get(name, 0) for name in names), ctx.emit.blocks)
-    for number in _TILE_NUMBERS[layout]:
-        if ctx.tiles.get(number) == held:
-            return number
-    number = _next_tile(ctx, layout)
-    _load_tile(ctx, number, tile)
-    ctx.tiles[number] = held
-    return number
-
-
-def _note_writes(ctx: Context, operand: Operand) -> None:
-    for element in _elements(operand):
-        if isinstance(element, Reg):
-            ctx.note_write(element)
+        note_writes(ctx, target)
 
 
 # ldmatrix and stmatrix
@@ -446,7 +267,7 @@ def lower_ldmatrix(ctx: Context, ins: Instruction) -> None:
     """
     count, transposed = _matrices(ctx, ins), ins.has("trans")
     target = ins.operands[0]
-    run = _run_layout(ctx, target)
+    run = run_of(ctx, target)
     layout = run[1] if run is not None and run[1] in ("A", "B", "B2") and run[2] == 0 else None
     if layout in ("A", "B2") and count != 4:
         layout = None
@@ -454,11 +275,11 @@ def lower_ldmatrix(ctx: Context, ins: Instruction) -> None:
     if name not in ctx.helpers:
         ctx.helpers[name] = _ldmatrix_helper(ctx, name, count, layout, transposed=transposed)
     rows, offset = lane_array(ctx, ins, ins.operands[1], space_of(ins))
-    slot, copied = _address(ctx, target, layout, read=False)
-    _note_writes(ctx, target)
+    slot, copied = address_of(ctx, target, layout, read=False)
+    note_writes(ctx, target)
     ctx.emit.do(f'call void @"{name}"(ptr {slot}, ptr {rows}, i64 {offset})')
     if copied:
-        _copy_back(ctx, target, slot, layout)
+        copy_back(ctx, target, slot, layout)
 
 
 def _ldmatrix_helper(ctx: Context, name: str, count: int, layout: str | None, *, transposed: bool) -> str:
@@ -514,7 +335,7 @@ def lower_stmatrix(ctx: Context, ins: Instruction) -> None:
                 emit.do(f"store <4 x i32> {part}, ptr {helper.row(8 * matrix + row)}, align 16")
         ctx.helpers[name] = _add(ctx, helper).replace("memory(argmem: readwrite)", "")
     rows, offset = lane_array(ctx, ins, ins.operands[0], space_of(ins))
-    slot, _ = _address(ctx, ins.operands[1], read=True)
+    slot, _ = address_of(ctx, ins.operands[1], read=True)
     ctx.emit.do(f'call void @"{name}"(ptr {slot}, ptr {rows}, i64 {offset})')
 
 
