@@ -60,17 +60,17 @@ def case(file: str, *blocks: Dim3) -> Callable[[Build], Build]:
 
 
 @cache
-def module(file: str, fast: bool, folders: tuple[str, ...] = ()) -> LoadedModule:
-    """A file of the corpus compiled by NVRTC, with `--use_fast_math` or without."""
+def module(file: str, fast: bool, folders: tuple[str, ...] = (), schedule: str | None = None) -> LoadedModule:
+    """A file of the corpus compiled by NVRTC, with `--use_fast_math` or without; checked if there is a schedule."""
     options = (*(("--use_fast_math",) if fast else ()), *(f"-I{folder}" for folder in folders))
     source = (CORPUS / f"{file}.cu").read_text(encoding="utf-8")
-    return load(compile_to_ptx(source, f"{file}.cu", options=options))
+    return load(compile_to_ptx(source, f"{file}.cu", options=options), schedule=schedule)
 
 
-def run(one: Case, block: Dim3, fast: bool, folders: tuple[str, ...] = ()) -> None:
+def run(one: Case, block: Dim3, fast: bool, folders: tuple[str, ...] = (), schedule: str | None = None) -> None:
     """Launch a case and compare."""
     launch = one.build(np.random.default_rng([*one.kernel.encode(), *block]), block)
-    module(one.file, fast, folders).launch(
+    module(one.file, fast, folders, schedule).launch(
         one.kernel, grid=launch.grid, block=block, args=launch.args, shared=launch.shared, threads=launch.threads
     )
     rtol = max(launch.rtol, launch.fast) if fast else launch.rtol

@@ -324,7 +324,7 @@ def pairs(rng: np.random.Generator, block: Dim3) -> Launch:
 def pipeline(rng: np.random.Generator, block: Dim3) -> Launch:
     t = np.arange(block[0])
     total = sum(r * 100 + (t % 32 + t // 32) % 32 for r in range(7))
-    return Launch((2, 1, 1), [np.zeros(block[0], I32), I32(7)], {0: np.where(t < 32, 0, total)})
+    return Launch((1, 1, 1), [np.zeros(block[0], I32), I32(7)], {0: np.where(t < 32, 0, total)})
 
 
 @case("shared", (16, 8, 1))

@@ -20,6 +20,10 @@ from ptxtrain.engine.ptxcpu.tree import PtxError
 assert corpus_control and corpus_numbers and corpus_words  # they register their cases
 
 
+# Kernels whose blocks wait for those before them, or whose result depends on the order of blocks.
+ORDERED = ("scan_chained", "compact", "tickets")
+
+
 def tensor_core_headers() -> tuple[str, ...]:
     """The folder with `crt/mma.h`, which comes with NVIDIA's compiler and not with the run-time library."""
     spec = importlib.util.find_spec("nvidia")
@@ -46,6 +50,13 @@ def folders_of(file: str) -> tuple[str, ...]:
 )
 def test_kernel(one: Case, block: Dim3, fast: bool) -> None:
     run(one, block, fast, folders_of(one.file))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["forward", "reverse", "random:1"])
+@pytest.mark.parametrize("one", [pytest.param(c, id=c.kernel) for c in CASES if c.kernel not in ORDERED])
+def test_the_checked_mode_reports_nothing(one: Case, schedule: str) -> None:
+    run(one, one.blocks[-1], False, folders_of(one.file), schedule)
 
 
 def test_every_kernel_has_a_case() -> None:

@@ -139,3 +139,15 @@ def test_hints_do_nothing() -> None:
     createpolicy.fractional.L2::evict_last.b64 %rd1, 1.0; ld.global.L2::cache_hint.u32 %x, [%in], %rd1;"""
     values = some(32)
     assert (run(text, values) == values).all()
+
+
+def test_cache_policies_and_hints_change_nothing() -> None:
+    text = """createpolicy.fractional.L2::evict_first.b64 %rd1, 1.0; mul.lo.u32 %x, %x, 3;
+    st.global.L2::cache_hint.b32 [%out], %x, %rd1; red.global.add.L2::cache_hint.u32 [%out], 5, %rd1;
+    atom.global.add.L2::cache_hint.u32 %r1, [%out], 7, %rd1;
+    ld.global.L1::no_allocate.L2::cache_hint.L2::128B.u32 %x, [%out], %rd1; ld.global.nc.L1::evict_last.L2::256B.b32 %r2, [%in];
+    ld.global.ca.u32 %r3, [%in]; ld.global.cs.u32 %r4, [%in]; ld.global.lu.u32 %r5, [%in]; ld.global.cv.u32 %r6, [%in];
+    sub.u32 %r2, %r2, %r3; sub.u32 %r4, %r4, %r5; sub.u32 %r6, %r6, %r3; or.b32 %r2, %r2, %r4; or.b32 %r2, %r2, %r6;
+    add.u32 %x, %x, %r2; st.global.cs.u32 [%out], %x; st.global.wt.u32 [%out], %x; st.global.cg.u32 [%out], %x;"""
+    values = some(40)
+    assert (run(text, values) == 3 * values + 12).all()
