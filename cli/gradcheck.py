@@ -38,7 +38,9 @@ Example:
 @checked_option
 @click.option("--json", "as_json", is_flag=True, help="Print the report as one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, wanted: str | None, fast: bool, way: str | None, checked: bool | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, wanted: str | None, fast: bool, way: str | None, checked: bool | None, as_json: bool
+) -> None:
     """Check every gradient against differences of the loss, and learn one batch by heart.
 
     A model of 2 layers with awkward sizes runs the naive kernels in f32. Each parameter tensor is nudged along its
