@@ -133,9 +133,10 @@ def _drop_unreachable(blocks: list[Block]) -> list[Block]:
 def post_dominators(blocks: Sequence[Block]) -> list[int | None]:
     """The immediate post-dominator of each block, None where paths join only at the function's end.
 
-    Early returns are dead ends and do not count as paths: the end that most blocks lead to is taken as the function's.
+    Early returns are dead ends and do not count as paths: the block that most blocks lead to, of those that a lane may
+    leave the function from, is taken as the function's end.
     """
-    ends = [b.index for b in blocks if not b.inner_successors]
+    ends = [b.index for b in blocks if EXIT in b.successors]
     if not ends:
         return [None] * len(blocks)
     before: list[list[int]] = [[] for _ in blocks]
