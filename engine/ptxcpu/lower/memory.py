@@ -9,6 +9,7 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat, vec
 from ptxtrain.engine.ptxcpu.lower.places import Place, place_of, space_of
+from ptxtrain.engine.ptxcpu.lower.quads import SIZES, gather_quads, scatter_quads
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
     Instruction,
@@ -140,6 +141,8 @@ def _repeat(ctx: Context, mask: str, count: int) -> str:
 
 def _gather(ctx: Context, pointers: str, bits: int, count: int, mask: str | None) -> list[str]:
     """`count` vectors; neighbours are gathered together, two by two, up to 64 bits at a time."""
+    if bits == 32 and count in SIZES:
+        return gather_quads(ctx, pointers, count, mask)
     emit = ctx.emit
     found = []
     if count % 2 == 0 and bits < 64:
@@ -323,6 +326,9 @@ def _interleave(ctx: Context, values: list[str], bits: int) -> str:
 
 def _scatter(ctx: Context, pointers: str, bits: int, values: list[str], mask: str | None) -> None:
     """One scatter for each vector; neighbours go together as in `_gather`."""
+    if bits == 32 and len(values) in SIZES:
+        scatter_quads(ctx, pointers, values, mask)
+        return
     emit = ctx.emit
     t = vec(f"i{bits}", LANES)
     if len(values) % 2 == 0 and bits < 64:
