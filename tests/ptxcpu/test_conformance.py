@@ -246,7 +246,35 @@ def packed_compare_forms() -> Iterator[Form]:
         yield Form(f"setp.gt.xor.{type} _|$d, $a, $b, $c", "pred", (*two, "pred"))
 
 
+def choosing_forms() -> Iterator[Form]:
+    """slct and set of every pair of types."""
+    for type in (*BITS, *INTEGERS, "f32", "f64"):
+        for condition in ("s32", "f32"):
+            yield Form(f"slct.{type}.{condition} $d, $a, $b, $c", type, (type, type, condition))
+    yield Form("slct.ftz.u32.f32 $d, $a, $b, $c", "u32", ("u32", "u32", "f32"))
+    for result in ("u16", "s16", "u32", "s32", "f16", "bf16", "f32"):
+        halves = {"f16": ["f16"], "bf16": ["bf16", "f16"], "f32": []}.get(result, ["f16", "bf16"])
+        for type in (*BITS, *INTEGERS, "f32", "f64", *halves):
+            op = "ne" if type[0] == "b" and type != "bf16" else "lt"
+            yield Form(f"set.{op}.{result}.{type} $d, $a, $b", result, (type, type))
+    for type in ("f16x2", "bf16x2"):
+        yield Form(f"set.lt.s32.{type} $d, $a, $b", "b32", (type, type))
+
+
+def more_float_forms() -> Iterator[Form]:
+    for type in ("f32", "f64"):
+        for rounding in ("rn", "rz"):
+            yield Form(f"mad.{rounding}.{type} $d, $a, $b, $c", type, (type, type, type))
+    yield Form("rsqrt.approx.f64 $d, $a", "f64", ("f64",))
+    for type, ftz in (("f16", ""), ("bf16", ".ftz")):
+        yield Form(f"ex2.approx{ftz}.{type}x2 $d, $a", f"{type}x2", (f"{type}x2",))
+        for packed in ("", "x2"):
+            yield Form(f"tanh.approx.{type}{packed} $d, $a", f"{type}{packed}", (f"{type}{packed}",))
+
+
 FAMILIES = {
+    "choosing": list(choosing_forms()),
+    "more floats": list(more_float_forms()),
     **{f"integer {type}": list(integer_forms(type)) for type in INTEGERS},
     "bits": list(bit_forms()),
     "fields": list(field_forms()),

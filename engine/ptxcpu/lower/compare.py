@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ptxtrain.engine.ptxcpu.lower import functions
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import splat, vec
 from ptxtrain.engine.ptxcpu.lower.floating import compare_floats
@@ -124,6 +125,8 @@ def _slct(ctx: Context, ins: Instruction) -> None:
     ops = Ops(ctx, TYPE_BITS[ins.types[0]], lanes)
     if ins.types[1] == "f32":
         value = ctx.get(c, "float", lanes)
+        if ins.has("ftz"):
+            value = functions.flush(ctx.emit, value, lanes)
         chosen = ctx.emit.op(f"fcmp oge {vec('float', lanes)} {value}, {splat('float', '0.0', lanes)}")
     else:
         word = Ops(ctx, 32, lanes)
