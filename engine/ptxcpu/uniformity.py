@@ -336,7 +336,7 @@ class Analysis:
             ):
                 source = TYPE_BITS[ins.types[1]]
                 if bits > source:
-                    return widened(infos[0], source)
+                    return widened(infos[0], source, signed=ins.types[1].startswith("s"))
                 return _wrap(infos[0], bits) if bits in (32, 64) else None
             case _:
                 return None
@@ -344,7 +344,8 @@ class Analysis:
     @staticmethod
     def _product(ins: Instruction, a: Info, b: Info, bits: int) -> Info | None:
         if ins.has("wide"):
-            a, b = widened(a, bits), widened(b, bits)
+            signed = ins.types[0].startswith("s")
+            a, b = widened(a, bits, signed=signed), widened(b, bits, signed=signed)
             bits *= 2
         if a.uniform and b.uniform:
             align = min(a.align * b.align, ANY_ALIGN)
@@ -424,8 +425,11 @@ def _wrap(info: Info, bits: int) -> Info:
     return Info(signed(info.stride), info.align, const, info.loose)
 
 
-def widened(info: Info, bits: int) -> Info:
+def widened(info: Info, bits: int, *, signed: bool) -> Info:
     """The info after sign or zero extension from `bits`: the sum must not have wrapped, or a correction is needed."""
+    if info.const is not None:
+        const = info.const % (1 << bits)
+        info = replace(info, const=const - (1 << bits) if signed and const >> (bits - 1) else const)
     if not info.affine or info.stride is None:
         return info
     # A run of lanes inside an aligned piece cannot cross a power of two; neither can a small known base.

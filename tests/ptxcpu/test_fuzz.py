@@ -39,7 +39,8 @@ def differs(seed: int) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("seed", range(32))
+# 1012: mul.wide.u32 by a negative immediate; 1111: a masked choice that LLVM gives a wrong truth table.
+@pytest.mark.parametrize("seed", [*range(32), 1012, 1111])
 def test_random_programs(seed: int) -> None:
     wrong = differs(seed)
     assert wrong is None, wrong

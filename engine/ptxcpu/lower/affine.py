@@ -149,7 +149,7 @@ def _extend(ctx: Context, operand: Operand, source_type: str, bits: int) -> tupl
     assert info.stride is not None and not isinstance(operand, Symbol)
     extend = "sext" if source_type.startswith("s") else "zext"
     wide = emit.op(f"{extend} i{source} {base} to i{bits}")
-    if not widened(info, source).loose:
+    if not widened(info, source, signed=extend == "sext").loose:
         return wide, None
     # The sum is taken again at 64 bits; where it leaves the source's range, lanes wrapped and need their correction.
     last = emit.op(f"add i{bits} {wide}, {integer(info.stride * (LANES - 1), bits)}")

@@ -36,6 +36,8 @@ from ptxtrain.engine.ptxcpu.uniformity import Analysis, Info, Shape
 if TYPE_CHECKING:
     from ptxtrain.engine.ptxcpu.lower.checks import Checks
 
+# Opcodes whose results are not formulas of bits.
+ARITHMETIC = frozenset("add sub mul mad fma div sqrt ld shfl mma ldmatrix".split())
 ALL_LANES = splat("i1", "true", LANES)
 FLOATS = {"f16": "half", "f32": "float", "f64": "double"}
 
@@ -103,6 +105,8 @@ class Context:
         self.turns: dict[str, int] = {}  # tiles of each layout used so far
         self.partner: dict[int, Instruction] = {}  # id of a product -> the one that is done with it
         self.done_before: set[int] = set()  # ids of products that were done with their partner
+        self.opcode = ""  # of the instruction that is being lowered
+        self.uses_zero = False  # whether `_blended` needs its zero
         self.uses_tiles = False  # whether the kernel needs matrix tiles set up
         self.local_bytes = 0  # of one lane's local memory
         self.checks: Checks | None = None  # the checked mode's
@@ -160,6 +164,11 @@ class Context:
             else:
                 correction = self.emit.alloca(vec(scalar, LANES), "c") if info.affine and info.loose else None
                 found = Storage(self.emit.alloca(scalar, "s"), correction)
+            # A register that nothing has written reads as zero; LLVM would take any branch on an undefined value.
+            of_slot = vec(scalar, LANES) if info.stride is None else scalar
+            self.emit.allocas.append(f"  store {of_slot} zeroinitializer, ptr {found.slot}")
+            if found.correction is not None:
+                self.emit.allocas.append(f"  store {vec(scalar, LANES)} zeroinitializer, ptr {found.correction}")
             self.storage[reg.name] = found
         return found
 
@@ -285,7 +294,7 @@ class Context:
         if (self.masked or self.guard_mask is not None) and self.analysis.needs_blend(target):
             mask = self.lane_mask()
             if mask is not None:
-                value = emit.select(scalar, LANES, mask, value, self._load_lanes(store, scalar))
+                value = self._blended(scalar, mask, value, self._load_lanes(store, scalar))
         if store.layout is not None and store.layout.endswith("2"):
             name, text = register_function(store.layout, store.index, write=True)
             self.helpers.setdefault(name, text)
@@ -294,6 +303,20 @@ class Context:
             write_register(emit, store.slot, store.layout, store.index, value)
         else:
             emit.do(f"store {t} {value}, ptr {store.slot}")
+
+    def _blended(self, scalar: str, mask: str, value: str, old: str) -> str:
+        """`value` in the lanes of `mask`, `old` in the others.
+
+        LLVM 22 merges a choice between a formula of bits and one of its own operands into one masked `vpternlog`, and with
+        one operand in memory gives it a wrong truth table. So where `value` may be such a formula, zero is added to `old`: a
+        zero from memory, of which LLVM knows nothing.
+        """
+        emit = self.emit
+        if self.opcode not in ARITHMETIC and scalar in ("i32", "i64"):
+            self.uses_zero = True
+            zero = "%opaque.zero" if scalar == "i64" else emit.op("trunc i64 %opaque.zero to i32")
+            old = emit.op(f"add {vec(scalar, LANES)} {old}, {emit.broadcast(scalar, zero)}")
+        return emit.select(scalar, LANES, mask, value, old)
 
     def note_write(self, target: Reg) -> None:
         """What was kept of a register's value elsewhere no longer holds."""

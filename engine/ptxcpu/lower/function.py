@@ -184,6 +184,9 @@ class _Driver(Flow):
         head.append("  %warp64 = zext i32 %warp to i64")
         head.append(f"  %local.at = mul i64 %warp64, {self.local * LANES}")
         head.append("  %local = getelementptr i8, ptr %local.all, i64 %local.at")
+        if self.ctx.uses_zero:
+            head.append(f"  %zero.at = getelementptr i8, ptr %cta, i64 {runner.FIELDS['zero']}")
+            head.append("  %opaque.zero = load volatile i64, ptr %zero.at")
         head += emit.allocas
         if self.ctx.straight:
             head.append(f"  store i1 true, ptr {self.ctx.straight}")

@@ -72,6 +72,7 @@ def lower_opcode(ctx: Context, ins: Instruction) -> None:
     lowering = LOWERINGS.get(ins.opcode)
     if lowering is None:
         raise ctx.refuse(ins, f"the instruction {ins.opcode} is not known")
+    ctx.opcode = ins.opcode
     try:
         if ctx.checks is not None and ctx.checks.before(ins):
             return

@@ -34,6 +34,7 @@ FIELDS = {
     "checker": 456,  # the checked mode's state
     "sync": 464,  # what workers share (`SYNC`), none where blocks are run without a plan
     "passes": 472,  # times that warps which wait for others were all visited
+    "zero": 480,  # always 0, which LLVM does not know: see `Context.blended`
     "states": 192,  # [32] per warp: 0 ready, 1 + b waiting at barrier b, 99 left
     "handles": 512,  # [32] coroutine handles
     "trues": 1024,  # [16] threads that have come to bar.red with a true predicate
@@ -235,6 +236,8 @@ entry:
   %handles = {_field("%ws", "handles")}
   %status.p = {_field("%ws", "status")}
   store i32 0, ptr %status.p
+  %zero.p = {_field("%ws", "zero")}
+  store i64 0, ptr %zero.p
   {"call void @checked.start(ptr %ws, ptr %task, i64 %first)" if checked else ""}
   br label %blocks
 blocks:
