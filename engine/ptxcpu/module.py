@@ -195,26 +195,32 @@ def merged(arrays: Sequence[tuple[npt.NDArray[Any], str]]) -> list[tuple[int, in
 
 def _run_interruptibly(pool: Pool, tasks: ctypes.Array[Task], entry: str, workspace: int) -> None:
     """Run tasks on other threads, so that Ctrl+C is seen while they run: native code does not look for it."""
+    if threading.current_thread() is not threading.main_thread():
+        pool.run(tasks, (entry,), workspace)
+        return
     failures: list[BaseException] = []
+    # Not Thread.join: once interrupted, it takes the thread for ended, and the arguments would be freed under running code.
+    done = threading.Event()
 
     def work() -> None:
         try:
             pool.run(tasks, (entry,), workspace)
         except BaseException as error:
             failures.append(error)
+        finally:
+            done.set()
 
-    if threading.current_thread() is not threading.main_thread():
-        pool.run(tasks, (entry,), workspace)
-        return
-    worker = threading.Thread(target=work, name="ptxcpu-launch")
-    worker.start()
-    try:
-        worker.join()
-    except BaseException:
-        pool.stop()
-        worker.join()
+    threading.Thread(target=work, name="ptxcpu-launch").start()
+    interrupt: BaseException | None = None
+    while not done.is_set():
+        try:
+            done.wait()
+        except BaseException as error:
+            interrupt = error
+            pool.stop()
+    if interrupt is not None:
         pool.resume()
-        raise
+        raise interrupt
     if failures:
         raise failures[0]
 

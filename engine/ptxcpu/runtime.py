@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ptxtrain.engine.ptxcpu.lower.checks import Checked
 
 
+MOST_BLOCKS = 64  # that a worker takes at a time: between two takes it looks whether it is to stop
+
+
 class Task(ctypes.Structure):
     """One launch as native code reads it (byte offsets 0, 8, 16, 24, 28, 32, 36, 40, 48)."""
 
@@ -107,7 +110,8 @@ task:
   %blocks.p = getelementptr i8, ptr %one, i64 40
   %blocks = load i64, ptr %blocks.p
   %share = udiv i64 %blocks, %shares
-  %grain = call i64 @llvm.umax.i64(i64 %share, i64 1)
+  %some = call i64 @llvm.umax.i64(i64 %share, i64 1)
+  %grain = call i64 @llvm.umin.i64(i64 %some, i64 {MOST_BLOCKS})
   br label %draw
 draw:
   %stop.now = load atomic i64, ptr %stop.p monotonic, align 8

@@ -150,12 +150,13 @@ def test_launches_leave_no_memory_behind() -> None:
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 8 << 10  # KiB
 
 
-def test_an_interrupt_is_seen_during_a_long_launch() -> None:
-    """Ctrl+C ends a launch of many blocks that would run for minutes, within a second or two, and the module works on."""
+@pytest.mark.parametrize("after", [0.2, 0.5])
+def test_an_interrupt_is_seen_during_a_long_launch(after: float) -> None:
+    """Ctrl+C ends a launch that would run for minutes, nothing runs on behind it, and the module works on."""
     module = load(SPIN)
     out = np.zeros(1, np.uint32)
     module.launch("spin", grid=(1, 1, 1), block=(32, 1, 1), args=[out, np.uint64(1)])
-    timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
+    timer = threading.Timer(after, os.kill, (os.getpid(), signal.SIGINT))
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     start = time.monotonic()
     try:
@@ -166,4 +167,7 @@ def test_an_interrupt_is_seen_during_a_long_launch() -> None:
         timer.join()
         signal.signal(signal.SIGINT, handler)
     assert time.monotonic() - start < 10, "a launch of minutes went on"
+    for thread in [t for t in threading.enumerate() if t.name == "ptxcpu-launch"]:
+        thread.join(2)
+        assert not thread.is_alive(), "native code runs on behind the interrupt"
     module.launch("spin", grid=(1, 1, 1), block=(32, 1, 1), args=[out, np.uint64(1)])
