@@ -49,7 +49,19 @@ class RowSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class NormSpec(RowSpec):
+class StreamSpec(RowSpec):
+    """`stream`: the forward kernel's results go past the caches (st.cs), where no cache would hold them until they are read."""
+
+    stream: bool = False
+
+    @property
+    def cache(self) -> str:
+        """The cache operator of the output's stores."""
+        return ".cs" if self.stream else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NormSpec(StreamSpec):
     """`unroll` loads of each array are in flight before a lane adds them, in order."""
 
     unroll: int = 4
@@ -63,7 +75,7 @@ class CopySpec(RowSpec):
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationSpec(RowSpec):
+class ActivationSpec(StreamSpec):
     """`wide`, for bf16: a lane takes chunks of 8 columns, 16 bytes, instead of single columns."""
 
     wide: bool = False

@@ -54,3 +54,15 @@ def vector(rec: Recorder, count: int, *buffers: Buffer | None) -> int:
     if rec.device.kind == "cpu" or count % 4 or any(b is not None and b.ptr % 16 for b in buffers):
         return 1
     return 4
+
+
+STREAMED = 48 << 20  # bytes of an output: more than a GPU's second cache or what a CPU's core has to itself
+
+
+def streams(nbytes: int) -> bool:
+    """Whether a kernel's output is to go past the caches, which shows in no bit.
+
+    A store through the caches reads the line first on a CPU: of an output that leaves them before it is read again, that is
+    a third of the traffic of a copy.
+    """
+    return nbytes >= STREAMED

@@ -11,7 +11,7 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import add
-from ptxtrain.engine.ops.checks import holds, is_bf16, sizes, whole_sequences
+from ptxtrain.engine.ops.checks import ITEM_SIZES, holds, is_bf16, sizes, streams, whole_sequences
 from ptxtrain.ptx.specs import NormBackwardSpec, NormSpec
 
 
@@ -28,13 +28,14 @@ def forward(
     dtype: str,
 ) -> None:
     """out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps)."""
-    op, spec = "rmsnorm.forward", NormSpec()
+    op = "rmsnorm.forward"
     sizes(op, rows=rows, width=width)
     bf16 = is_bf16(op, dtype)
     holds(op, "out", out, rows * width, dtype)
     holds(op, "rstd", rstd, rows, "f32")
     holds(op, "x", x, rows * width, "f32")
     holds(op, "weight", weight, width, "f32")
+    spec = NormSpec(stream=streams(rows * width * ITEM_SIZES[dtype]))
     kernel = rec.ptx("rmsnorm_forward", spec=spec)
     args = (out, rstd, x, weight, np.uint32(rows), np.uint32(width), np.float32(eps), bf16)
     rec.launch(kernel, spec.grid(rows), spec.block, *args)

@@ -6,19 +6,19 @@ import numpy as np
 
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
-from ptxtrain.engine.ops.checks import holds, is_bf16, sizes
+from ptxtrain.engine.ops.checks import ITEM_SIZES, holds, is_bf16, sizes, streams
 from ptxtrain.ptx.specs import LANES, ActivationSpec, ceil_div
 
 CHUNK = 8  # bf16 of a 16-byte access
 FULL = 0.8  # of a warp's lanes that must have a chunk: at F 384 a quarter would idle, and took 10 % longer on a CPU
 
 
-def _spec(width: int, dtype: str, *buffers: Buffer) -> ActivationSpec:
+def _spec(width: int, dtype: str, *buffers: Buffer, stream: bool = False) -> ActivationSpec:
     """16 bytes a lane where rows are whole chunks and fill warps; no sums, so it shows in no bit."""
     chunks = width // CHUNK
     fills = chunks >= FULL * LANES * ceil_div(max(chunks, 1), LANES)
     aligned = width % CHUNK == 0 and all(b.ptr % 16 == 0 for b in buffers)
-    return ActivationSpec(wide=dtype == "bf16" and aligned and fills)
+    return ActivationSpec(wide=dtype == "bf16" and aligned and fills, stream=stream)
 
 
 def forward(
@@ -31,11 +31,12 @@ def forward(
     dtype: str,
 ) -> None:
     """out = silu(gate) * up. `width` is F."""
-    op, spec = "swiglu.forward", _spec(width, dtype, out, gate_up)
+    op = "swiglu.forward"
     sizes(op, rows=rows, width=width)
     bf16 = is_bf16(op, dtype)
     holds(op, "out", out, rows * width, dtype)
     holds(op, "gate_up", gate_up, 2 * rows * width, dtype)
+    spec = _spec(width, dtype, out, gate_up, stream=streams(rows * width * ITEM_SIZES[dtype]))
     kernel = rec.ptx("swiglu_forward", spec=spec)
     rec.launch(kernel, spec.grid(rows), spec.block, out, gate_up, np.uint32(rows), np.uint32(width), bf16)
 

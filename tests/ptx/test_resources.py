@@ -34,6 +34,8 @@ def every_spec() -> list[tuple[str, Any]]:
         found[stem].append(specs.CopySpec(vector=4))
     for stem in ("swiglu_backward", "swiglu_forward"):
         found[stem].append(specs.ActivationSpec(wide=True))
+    found["swiglu_forward"] += [specs.ActivationSpec(stream=True), specs.ActivationSpec(wide=True, stream=True)]
+    found["rmsnorm_forward"].append(specs.NormSpec(stream=True))
     found["add_parts"].append(specs.PartsSpec(vector=4))
     found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
