@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FREE = (
     *("batch.micro_batch", "train.validate_every", "train.validate_sequences", "train.sample_every"),
     *("train.sample_tokens", "train.save_every", "train.save_minutes", "train.keep", "train.keep_every"),
+    *("train.spike", "train.spike_window", "train.spike_sigma", "train.watchdog_seconds", "train.skip_nonfinite"),
 )
 
 

@@ -104,11 +104,10 @@ def describe(config: Config) -> dict[str, Any]:
 def as_text(needs: dict[str, Any]) -> str:
     """The same for people: the config as a preset file, then a table."""
     from ptxtrain.cli.display import amount, size
+    from ptxtrain.engine.config import from_dict, to_toml
 
     config = dict(needs["config"])
-    lines = [f"# preset {config.pop('name')}"]
-    for section, keys in config.items():
-        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    lines = [to_toml(from_dict(config)).rstrip()]
     batch = config["batch"]
     rows = [
         ("parameters", f"{needs['parameters']:,}"),
@@ -123,7 +122,3 @@ def as_text(needs: dict[str, Any]) -> str:
     ]
     rows += [("note", note) for note in needs["ways"]["notes"]]
     return "\n".join([*lines, "", *(f"{name:<24}{value}" for name, value in rows)])
-
-
-def _toml(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else str(value)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import json
 import math
 import tomllib
 import typing
@@ -15,10 +16,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ptxtrain.engine import ways
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.limits import LIMITS, Range
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class OptimizerConfig:
     lr: float
     schedule: str = "cosine"  # "cosine", "linear", "constant" or "wsd" (warm-up, stable, decay)
     warmup_steps: int = 0
+    warmup_tokens: int = 0  # the same in tokens, rounded up to whole steps; one of the two is 0
     min_lr_ratio: float = 0.1
     decay_ratio: float = 0.2  # "wsd" alone: the share of all steps over which it decays at the end
     beta1: float = 0.9
@@ -78,6 +81,11 @@ class TrainConfig:
     save_minutes: float = 0.0  # saves also when this long has passed since the last one; 0: never
     keep: int = 3  # checkpoints, besides the best by validation
     keep_every: int = 0  # checkpoints at multiples of this step are never removed; 0: none
+    skip_nonfinite: int = 0  # steps whose loss or gradient norm is not finite that may go without an update; then: stop
+    spike: str = "off"  # what a loss far above those before it does: "off", "warn" or "stop"
+    spike_window: int = 64  # the losses that it is compared with
+    spike_sigma: float = 8.0  # how far above their mean, in standard deviations
+    watchdog_seconds: float = 60.0  # a step that takes this long, and ten times the median, is reported; 0: never
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,67 +113,6 @@ SECTIONS: dict[str, type] = {
     "optimizer": OptimizerConfig,
     "train": TrainConfig,
     "data": DataConfig,
-}
-
-
-class Range(NamedTuple):
-    """The numbers a key may have: low to high, ends included unless marked open."""
-
-    low: float
-    high: float
-    low_open: bool = False
-    high_open: bool = False
-
-    def holds(self, value: float) -> bool:
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return above and below
-
-    def __str__(self) -> str:
-        low = f"above {self.low:,}" if self.low_open else f"at least {self.low:,}"
-        high = f"below {self.high:,}" if self.high_open else f"at most {self.high:,}"
-        return f"{low} and {high}"
-
-
-_STEPS = Range(0, 10**9)
-# Each key's range, its list of words, or None for free text; a test keeps this table complete.
-LIMITS: dict[str, Range | tuple[str, ...] | None] = {
-    "model.vocab_size": Range(2, 65_536 * 16),
-    "model.context": Range(1, 65_536),
-    "model.layers": Range(1, 256),
-    "model.width": Range(1, 65_536),
-    "model.heads": Range(1, 1_024),
-    "model.kv_heads": Range(1, 1_024),
-    "model.head_dim": Range(2, 256),
-    "model.mlp_width": Range(1, 65_536 * 4),
-    "model.norm_eps": Range(0, 1, low_open=True),
-    "model.rope_base": Range(1, 1e9, low_open=True),
-    "batch.sequences": Range(1, 65_536),
-    "batch.micro_batch": Range(1, 65_536),
-    "batch.leaves": Range(1, 1_024),
-    "optimizer.lr": Range(0, 10, low_open=True),
-    "optimizer.schedule": ("cosine", "linear", "constant", "wsd"),
-    "optimizer.warmup_steps": _STEPS,
-    "optimizer.min_lr_ratio": Range(0, 1),
-    "optimizer.decay_ratio": Range(0, 1),
-    "optimizer.beta1": Range(0, 1, high_open=True),
-    "optimizer.beta2": Range(0, 1, high_open=True),
-    "optimizer.eps": Range(0, 1, low_open=True),
-    "optimizer.weight_decay": Range(0, 10),
-    "optimizer.clip": Range(0, 1e6),
-    "train.steps": Range(1, 10**9),
-    "train.seed": Range(0, 2**63 - 1),
-    "train.way": None,  # checked by `ways.parse`
-    "train.z_loss": Range(0, 1),
-    "train.validate_every": _STEPS,
-    "train.validate_sequences": Range(1, 65_536),
-    "train.sample_every": _STEPS,
-    "train.sample_tokens": Range(1, 65_536),
-    "train.save_every": _STEPS,
-    "train.save_minutes": Range(0, 1e6),
-    "train.keep": Range(2, 10_000),
-    "train.keep_every": _STEPS,
-    "data.path": None,
 }
 
 
@@ -240,6 +187,15 @@ def to_dict(config: Config) -> dict[str, Any]:
     return dataclasses.asdict(config)
 
 
+def to_toml(config: Config) -> str:
+    """The configuration as a preset file, its name in a comment; `load_preset` of it gives the same one back."""
+    values = to_dict(config)
+    lines = [f"# preset {json.dumps(values.pop('name'))[1:-1]}"]
+    for section, keys in values.items():
+        lines += ["", f"[{section}]", *(f"{key} = {_toml(value)}" for key, value in keys.items())]
+    return "\n".join(lines) + "\n"
+
+
 def from_dict(values: Mapping[str, Any], where: str = "the saved configuration") -> Config:
     """The configuration that `to_dict` wrote, validated like a preset; `where` opens its errors."""
     rest = dict(values)
@@ -260,7 +216,12 @@ def validate(config: Config, where: str = "the configuration") -> None:
     except PtxtrainError as error:
         words = _suggest(config.train.way, ways.WAYS)
         raise PtxtrainError(f"{where}: train.way: {error}.{words}") from None
-    model, batch = config.model, config.batch
+    model, batch, optimizer = config.model, config.batch, config.optimizer
+    if optimizer.warmup_steps and optimizer.warmup_tokens:
+        raise PtxtrainError(
+            f"{where}: optimizer.warmup_steps = {optimizer.warmup_steps} and optimizer.warmup_tokens = "
+            f"{optimizer.warmup_tokens} both say how long to warm up; set one of them to 0."
+        )
     if model.heads % model.kv_heads:
         raise PtxtrainError(
             f"{where}: model.heads = {model.heads} is not a multiple of model.kv_heads = {model.kv_heads}; "
@@ -359,6 +320,11 @@ def _check(dotted: str, kind: type, value: Any, where: str) -> Any:
 @functools.cache
 def _kinds(cls: type) -> dict[str, type]:
     return typing.get_type_hints(cls)
+
+
+def _toml(value: int | float | str) -> str:
+    """A TOML value. JSON's strings are TOML's but for DEL and for characters past U+FFFF, which stay as they are."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f") if isinstance(value, str) else repr(value)
 
 
 def _bare_keys() -> list[str]:

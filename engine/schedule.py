@@ -8,21 +8,36 @@ from __future__ import annotations
 
 import math
 
-from ptxtrain.engine.config import OptimizerConfig
+from ptxtrain.engine.config import Config, OptimizerConfig, tokens_per_step
 
 
-def lr(step: int, optimizer: OptimizerConfig, steps: int) -> float:
+def learning_rate(step: int, config: Config) -> float:
+    """The learning rate of update `step` (1, 2, …) of a run; see `lr`."""
+    return lr(step, config.optimizer, config.train.steps, tokens_per_step(config))
+
+
+def warmup_steps(optimizer: OptimizerConfig, tokens: int) -> int:
+    """How many updates of `tokens` tokens each warm-up takes: `warmup_steps`, or enough for `warmup_tokens`."""
+    return optimizer.warmup_steps or -(-optimizer.warmup_tokens // tokens)
+
+
+def lr(
+    step: int,
+    optimizer: OptimizerConfig,
+    steps: int,
+    tokens: int,  # in a step: S x T
+) -> float:
     """The learning rate of update `step` (1, 2, …) in a run of `steps` updates.
 
-    Warm-up rises as lr * step / warmup_steps up to step warmup_steps. Then, with x going from 0 at the warm-up's end to 1
-    at `steps`, and r = min_lr_ratio:
+    Warm-up rises as lr * step / w up to step w = warmup_steps(optimizer, tokens). Then, with x going from 0 at the
+    warm-up's end to 1 at `steps`, and r = min_lr_ratio:
         cosine    lr * (r + (1 - r) * (1 + cos(pi * x)) / 2)
         linear    lr * (1 - (1 - r) * x)
         constant  lr
         wsd       lr, then linearly down to lr * r over the last decay_ratio of all steps
     Past `steps` it stays at its last value.
     """
-    peak, warmup, ratio = optimizer.lr, optimizer.warmup_steps, optimizer.min_lr_ratio
+    peak, warmup, ratio = optimizer.lr, warmup_steps(optimizer, tokens), optimizer.min_lr_ratio
     if step < 1:
         raise ValueError(f"steps count from 1, not {step}")
     if step <= warmup:

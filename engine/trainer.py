@@ -229,7 +229,7 @@ class Trainer:
             events.append(self._device.record())
         before_it, behind_it = batch.before, batch.after
         feeder.release(batch)  # the step has copied it
-        lr = schedule.lr(number, self._config.optimizer, self._config.train.steps)
+        lr = schedule.learning_rate(number, self._config)
         return _Flight(number, before_it, behind_it, lr, queued, queued - asked if idle else 0.0, events)
 
     def _reach_update(self, flight: _Flight) -> bool:

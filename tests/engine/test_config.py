@@ -4,20 +4,22 @@ import dataclasses
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ptxtrain.engine.config import (
-    LIMITS,
     SECTIONS,
     Config,
-    Range,
     allowed_micro_batches,
     from_dict,
     load_preset,
     parse_override,
     to_dict,
+    to_toml,
     validate,
 )
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.limits import LIMITS, Range
 
 TINY = """
 [model]
@@ -111,6 +113,11 @@ def test_every_key_has_its_limit_and_every_default_meets_it() -> None:
         ("vocab_size=1048577", "model.vocab_size = 1048577 is out of range"),
         ("way=bf61", "train.way: unknown way 'bf61': it must be one of f32, bf16, fast. Did you mean bf16?"),
         ("schedule=cosin", "Did you mean cosine?"),
+        ("spike=halt", "train.spike = 'halt' must be one of off, warn, stop"),
+        ("spike=stp", "Did you mean stop?"),
+        ("spike_window=2", "train.spike_window = 2 is out of range: it must be at least 8 and at most 10,000"),
+        ("warmup_tokens=81920", "warmup_steps = 20 and optimizer.warmup_tokens = 81920 both say how long to warm up"),
+        ("trian.steps=3", "unknown key 'trian.steps'. Did you mean train.steps?"),
         ("hedas=3", "unknown key 'hedas'. Did you mean heads?"),
         ("model.hedas=3", "unknown key 'model.hedas'. Did you mean model.heads?"),
         ("optimizer.heads=3", "unknown key 'optimizer.heads'"),
@@ -168,6 +175,63 @@ def test_validate_catches_a_configuration_built_by_hand() -> None:
     bad = dataclasses.replace(config, batch=dataclasses.replace(config.batch, micro_batch=5))
     with pytest.raises(PtxtrainError, match="impossible batch split"):
         validate(bad)
+
+
+def _values(limit: object, kind: str) -> st.SearchStrategy[object]:
+    """Whatever a key may hold by its limit alone."""
+    if isinstance(limit, tuple) and not isinstance(limit, Range):
+        return st.sampled_from(limit)
+    if not isinstance(limit, Range):
+        return st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+    if kind == "int":
+        return st.integers(int(limit.low), int(limit.high))
+    return st.floats(
+        limit.low, limit.high, exclude_min=limit.low_open, exclude_max=limit.high_open, allow_nan=False
+    )  # fmt: skip
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> Config:
+    """Any sound configuration: every key drawn by its limit, and those that must fit each other made to."""
+    values: dict[str, dict[str, object]] = {
+        section: {f.name: draw(_values(LIMITS[f"{section}.{f.name}"], str(f.type))) for f in dataclasses.fields(cls)}
+        for section, cls in SECTIONS.items()
+    }
+    model, batch = values["model"], values["batch"]
+    model["kv_heads"] = kv = draw(st.integers(1, 32))
+    model["heads"] = kv * draw(st.integers(1, 32))
+    model["head_dim"] = 2 * draw(st.integers(1, 128))
+    batch["leaves"] = leaves = 2 ** draw(st.integers(0, 6))
+    batch["micro_batch"] = micro = draw(st.integers(1, 16))
+    batch["sequences"] = leaves * micro * draw(st.integers(1, 64))
+    values["train"]["way"] = draw(st.sampled_from(["f32", "bf16", "fast", "fast,matmul=bf16"]))
+    values["optimizer"][draw(st.sampled_from(["warmup_steps", "warmup_tokens"]))] = 0
+    return from_dict({"name": draw(st.text(max_size=8)), **values})
+
+
+@settings(max_examples=150, deadline=None)
+@given(configs())
+def test_any_config_comes_back_the_same_from_json_and_from_toml(tmp_path_factory, config: Config) -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+    path = tmp_path_factory.getbasetemp() / "round.toml"
+    path.write_text(to_toml(config), encoding="utf-8")
+    assert dataclasses.replace(load_preset(str(path)), name=config.name) == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.sampled_from(sorted(LIMITS)), st.one_of(st.integers(), st.floats(), st.text(max_size=6), st.booleans()))
+def test_any_value_of_any_key_is_taken_as_it_is_or_refused_by_name(dotted: str, value: object) -> None:
+    values = to_dict(load_preset("tiny"))
+    section, _, key = dotted.partition(".")
+    values[section][key] = value
+    try:
+        taken, refused = getattr(getattr(from_dict(values), section), key), ""
+    except PtxtrainError as error:
+        taken, refused = None, str(error)
+    if refused:
+        assert key in refused and "\n" not in refused
+    else:
+        assert taken == value and type(taken).__name__ == SECTIONS[section].__dataclass_fields__[key].type
 
 
 def test_allowed_micro_batches() -> None:
