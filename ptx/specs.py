@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardSpec
+from ptxtrain.ptx.gemm_spec import GemmSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -170,6 +171,76 @@ class NormPartSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DigestSpec:
+    """One warp to a part of a flat buffer, whose elements are mixed with their place and added mod 2^32.
+
+    At most `most_parts` parts, so that the last sum is short; integer sums do not depend on how they are cut. The properties
+    are the digest's definition: `engine.digest` computes with the same ones.
+    """
+
+    warps: int = 4
+    unroll: int = 8  # loads in flight
+    least: int = 2048  # elements of a part
+    most_parts: int = 1024
+
+    @property
+    def golden(self) -> int:
+        """2^32 divided by the golden ratio, odd: spreads an element's place over 32 bits."""
+        return 0x9E3779B9
+
+    @property
+    def salt(self) -> int:
+        """What tells the buffers apart."""
+        return 0x85EBCA77
+
+    @property
+    def mix(self) -> tuple[tuple[int, int], ...]:
+        """x ^= x >> shift, x *= factor, in turn; then x ^= x >> last. Odd factors: a permutation of 32 bits."""
+        return ((16, 0x7FEB352D), (15, 0x846CA68B))
+
+    @property
+    def last(self) -> int:
+        return 16
+
+    @property
+    def mix_3(self) -> tuple[int, int]:
+        """x *= factor, x ^= x >> shift makes the second half of the first."""
+        return (0x31848BAB, 14)
+
+    @property
+    def group(self) -> int:
+        """Elements that a warp has in flight."""
+        return LANES * self.unroll
+
+    @property
+    def block(self) -> Dim3:
+        return (LANES, self.warps, 1)
+
+    @property
+    def finish_block(self) -> Dim3:
+        return (LANES, 1, 1)
+
+    def part(self, count: int) -> int:
+        """Elements of a part, whole groups."""
+        return self.group * ceil_div(max(self.least, ceil_div(count, self.most_parts)), self.group)
+
+    def parts(self, count: int) -> int:
+        return ceil_div(count, self.part(count))
+
+    def pairs(self, count: int) -> int:
+        """Partial sums of the three buffers."""
+        return 3 * self.parts(count)
+
+    def grid(self, count: int) -> Dim3:
+        return (ceil_div(self.parts(count), self.warps), 3, 1)
+
+    @staticmethod
+    def hex(value: int) -> str:
+        """A number mod 2^32 as PTX writes it."""
+        return f"0x{value & 0xFFFFFFFF:08X}"
+
+
+@dataclass(frozen=True, slots=True)
 class CrossEntropySpec:
     """One block to a row of logits; `on_chip`: the row stays in shared memory between sum and gradient."""
 
@@ -219,9 +290,11 @@ Spec: TypeAlias = (
     | NormBackwardSpec
     | PartsSpec
     | NormPartSpec
+    | DigestSpec
     | OneBlockSpec
     | CrossEntropySpec
     | MatmulSpec
+    | GemmSpec
     | AttentionSpec
 )
 
@@ -241,6 +314,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "cross_entropy_forward": RowSpec(),
         "embedding_backward": CopySpec(),
         "embedding_forward": CopySpec(),
+        "gemm": GemmSpec(),
         "gradnorm_finish": OneBlockSpec(warps=1),
         "gradnorm_partial": NormPartSpec(),
         "matmul": MatmulSpec(),
@@ -248,6 +322,8 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "rmsnorm_backward": NormBackwardSpec(),
         "rmsnorm_forward": NormSpec(),
         "rope": RowSpec(),
+        "state_digest_finish": DigestSpec(),
+        "state_digest_partial": DigestSpec(),
         "swiglu_backward": ActivationSpec(),
         "swiglu_forward": ActivationSpec(),
     }
