@@ -177,8 +177,8 @@ class TrainStep:
 
     def _record_update(self, rec: Recorder) -> None:
         """The norm of the whole gradient, then AdamW: matrices decay and leave bf16 copies, norm weights do neither."""
-        opt, gradient = self.config.optimizer, self._stack[0].flat.buffer
-        gradnorm.compute(rec, self._scalars, self._norm_partial, gradient, count=self.count, clip=opt.clip)
+        opt, gradient, loss = self.config.optimizer, self._stack[0].flat.buffer, self._stack[0].loss
+        gradnorm.compute(rec, self._scalars, self._norm_partial, gradient, loss, count=self.count, clip=opt.clip)
         for first, count, decay, copy in (
             (0, self._matrices, opt.weight_decay, self._copies),
             (self._matrices, self.count - self._matrices, 0.0, None),

@@ -15,13 +15,13 @@ from ptxtrain.engine.ops import gradnorm, scalars
 ELEMENTS = 2048  # of a part
 
 
-def compute(device: Device, grads: np.ndarray, clip: float) -> np.ndarray:
+def compute(device: Device, grads: np.ndarray, clip: float, loss: float = 1.0) -> np.ndarray:
     count = len(grads)
 
     def record(rec: Recorder, b: Bench) -> None:
         numbers = b.put(np.full(scalars.COUNT, 7.0), name="scalars")
         partial = b.empty("partial", (gradnorm.parts(count),))
-        gradnorm.compute(rec, numbers, partial, b.put(grads), count=count, clip=clip)
+        gradnorm.compute(rec, numbers, partial, b.put(grads), b.put(np.full(1, loss)), count=count, clip=clip)
 
     found = run(device, record)
     with np.errstate(over="ignore"):
@@ -57,3 +57,12 @@ def test_bad_gradients_show_in_the_norm(device: Device, bad: float, clip: float)
     grads[4321] = bad
     out = compute(device, grads, clip)
     assert not np.isfinite(out[scalars.GRAD_NORM]) and np.isnan(out[scalars.CLIP])
+
+
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_bad_loss_stops_the_update_though_every_gradient_is_finite(device: Device, bad: float, clip: float) -> None:
+    """A target whose probability has underflowed to 0: its loss is infinite, its gradient is -1."""
+    out = compute(device, np.ones(5000, np.float32), clip, bad)
+    assert out[scalars.GRAD_NORM] == np.float32(np.sqrt(5000)) and np.isnan(out[scalars.CLIP])
+    assert np.isfinite(compute(device, np.ones(5000, np.float32), clip, -3e38)[scalars.CLIP])
