@@ -64,6 +64,8 @@ class Recorder:
         self.device = device
         self.overrides = dict(overrides or {})
         self.launches: list[Launch] = []
+        if not self.overrides:
+            return
         if unknown := sorted(set(self.overrides) - set(render.SOURCES) - {f"{stem}.cu" for stem in render.REFERENCES}):
             raise KeyError(f"overrides for kernels that do not exist: {', '.join(unknown)}")
 
@@ -96,7 +98,11 @@ class Recorder:
         check_launch(launch)
         self.launches.append(launch)
 
-    def plan(self) -> Plan:
-        """The launches since the last plan, ready for `Device.run`."""
+    def take(self) -> list[Launch]:
+        """The launches since the last `take` or `plan`, for `Device.execute`."""
         launches, self.launches = self.launches, []
-        return self.device.plan(launches)
+        return launches
+
+    def plan(self) -> Plan:
+        """The launches since the last `take` or `plan`, ready for `Device.run`."""
+        return self.device.plan(self.take())

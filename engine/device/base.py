@@ -150,6 +150,27 @@ class Device(ABC):
     def numerics_id(self) -> str:
         """What this device's bits may depend on beside the kernels' text, as one line."""
 
+    @property
+    def stream(self) -> int:
+        """The queue as other CUDA libraries know it, for `__dlpack__(stream=…)`; 0 where there is none."""
+        return 0
+
+    def adopt(self, ptr: int, nbytes: int, owner: object, *, written: bool) -> Buffer:
+        """A buffer of memory that somebody else allocated, on this device; `owner` keeps it alive.
+
+        `written`: whether it has contents that kernels may read. `release` the buffer when it is no longer used.
+        """
+        return Buffer(ptr, nbytes, owner)
+
+    def release(self, buffer: Buffer) -> None:  # noqa: B027, most devices have nothing to end
+        """End what `adopt` began."""
+
+    def execute(self, launches: Sequence[Launch]) -> None:
+        """Run launches once, after everything queued so far, and wait. Raises as `launch` and `synchronize`."""
+        for launch in launches:
+            self.launch(launch)
+        self.synchronize()
+
     def read(self, src: Buffer, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> Array:
         """Download into a new array and wait."""
         out = np.empty(shape, dtype)
@@ -181,14 +202,21 @@ def check_args(kernel: Kernel, args: Sequence[Arg]) -> None:
     for arg, param in zip(args, kernel.params, strict=True):
         if isinstance(arg, Buffer):
             ok = param.size == 8 and param.type[0] in "ub"
-            got = "a buffer"
         elif isinstance(arg, np.generic):
             ok = arg.dtype.itemsize == param.size and arg.dtype.kind in _KINDS[param.type[0]]
-            got = f"numpy.{arg.dtype}"
         else:
-            ok, got = False, f"a Python {type(arg).__name__} (pass a NumPy scalar of the parameter's width)"
+            ok = False
         if not ok:
-            raise PtxtrainError(f"{kernel.name}: parameter {param.name} is .{param.type}, got {got}")
+            raise PtxtrainError(f"{kernel.name}: parameter {param.name} is .{param.type}, got {_described(arg)}")
+
+
+def _described(arg: object) -> str:
+    """What an argument that does not fit is; not made for those that do, since that takes longer than the check."""
+    if isinstance(arg, Buffer):
+        return "a buffer"
+    if isinstance(arg, np.generic):
+        return f"numpy.{arg.dtype}"
+    return f"a Python {type(arg).__name__} (pass a NumPy scalar of the parameter's width)"
 
 
 def check_launch(launch: Launch) -> None:

@@ -108,6 +108,8 @@ class CpuDevice(Device):
             self.name += f", checked{order}"
         self._pool = Pool(self.threads)
         self._queue: queue.SimpleQueue[Callable[[], None] | _CpuEvent | None] = queue.SimpleQueue()
+        self._putting = threading.RLock()  # a signal's handler may come in between
+        self._queued = self._served = 0
         self._failure: BaseException | None = None
         self._dropping = False
         self._modules: dict[Path, LoadedModule] = {}
@@ -123,14 +125,20 @@ class CpuDevice(Device):
             if item is None:
                 return
             if isinstance(item, _CpuEvent):
+                self._served += 1
                 item.reach()
                 continue
-            if self._dropping or self._failure is not None:
-                continue
             try:
-                item()
+                if not self._dropping and self._failure is None:
+                    item()
             except BaseException as error:
                 self._failure = error
+            self._served += 1
+
+    def _put(self, item: Callable[[], None] | _CpuEvent) -> None:
+        with self._putting:
+            self._queued += 1
+            self._queue.put(item)
 
     def raise_failure(self) -> None:
         """Raise what failed on the queue, once."""
@@ -143,12 +151,12 @@ class CpuDevice(Device):
 
     def record(self) -> Event:
         event = _CpuEvent(self)
-        self._queue.put(event)
+        self._put(event)
         return event
 
     def synchronize(self) -> None:
         event = _CpuEvent(self)
-        self._queue.put(event)
+        self._put(event)
         try:
             event.wait()
         finally:
@@ -177,13 +185,22 @@ class CpuDevice(Device):
         weakref.finalize(owner, table.remove, address)
         return Buffer(address, nbytes, owner)
 
+    def adopt(self, ptr: int, nbytes: int, owner: object, *, written: bool) -> Buffer:
+        if self._sanitizer is not None:
+            self._sanitizer.table.add(ptr, nbytes, "", written=written)
+        return Buffer(ptr, nbytes, owner)
+
+    def release(self, buffer: Buffer) -> None:
+        if self._sanitizer is not None:
+            self._sanitizer.table.remove(buffer.ptr)
+
     def pinned(self, nbytes: int) -> Array:
         return _host_bytes(nbytes)
 
     def upload(self, dst: Buffer, src: Array) -> None:
         _check_copy(dst, src)
         address, size = src.ctypes.data, src.nbytes
-        self._queue.put(lambda: _copy(dst.ptr, address, size, (src, dst)))
+        self._put(lambda: _copy(dst.ptr, address, size, (src, dst)))
         self._mark_written(dst, size)
 
     def download(self, dst: Array, src: Buffer) -> None:
@@ -191,17 +208,17 @@ class CpuDevice(Device):
         if not dst.flags.writeable:
             raise PtxtrainError("download needs a writable array")
         address, size = dst.ctypes.data, dst.nbytes
-        self._queue.put(lambda: _copy(address, src.ptr, size, (src, dst)))
+        self._put(lambda: _copy(address, src.ptr, size, (src, dst)))
 
     def fill(self, dst: Buffer, byte: int) -> None:
-        self._queue.put(lambda: _set(dst, byte))
+        self._put(lambda: _set(dst, byte))
         self._mark_written(dst, dst.nbytes)
 
     def _mark_written(self, dst: Buffer, nbytes: int) -> None:
         """Queue telling the checks that the host has written the start of `dst`."""
         if self._sanitizer is not None:
             table = self._sanitizer.table
-            self._queue.put(lambda: table.mark_written(dst.ptr, nbytes))
+            self._put(lambda: table.mark_written(dst.ptr, nbytes))
 
     # Kernels
 
@@ -224,7 +241,22 @@ class CpuDevice(Device):
 
     def run(self, plan: Plan) -> None:
         assert isinstance(plan, _CpuPlan)
-        self._queue.put(lambda: self._run(plan))
+        self._put(lambda: self._run(plan))
+
+    def execute(self, launches: Sequence[Launch]) -> None:
+        """As the base has it, in the caller's own thread when nothing is queued: a hand-over costs more than a small kernel."""
+        plan = _CpuPlan(launches, self._sanitizer)
+        with self._putting:
+            if idle := self._served == self._queued and not self._dropping and self._failure is None:
+                try:
+                    self._run(plan)
+                except BaseException as error:
+                    self._failure = error
+        if idle:
+            self.raise_failure()
+        else:
+            self.run(plan)
+            self.synchronize()
 
     def reorder(self, schedule: str) -> None:
         """Give plans made from now on another order of blocks and warps. Only for a device in checked mode."""

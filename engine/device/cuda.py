@@ -179,6 +179,14 @@ class CudaDevice(Device):
                 ) from error
         return Buffer(int(memory.ptr), nbytes, memory)
 
+    @property
+    def stream(self) -> int:
+        return int(self._stream.ptr)
+
+    def adopt(self, ptr: int, nbytes: int, owner: object, *, written: bool) -> Buffer:
+        memory = self._cupy.cuda.UnownedMemory(ptr, nbytes, owner, self.card.index)
+        return Buffer(ptr, nbytes, self._cupy.cuda.MemoryPointer(memory, 0))
+
     def pinned(self, nbytes: int) -> Array:
         if nbytes == 0:
             return np.empty(0, np.uint8)

@@ -245,6 +245,7 @@ def pack_args(function: Function, args: Sequence[np.generic]) -> npt.NDArray[np.
         names = ", ".join(p.name for p in function.params)
         raise PtxtrainError(f"{function.name} takes {len(function.params)} arguments ({names}), got {len(args)}")
     buffer = np.zeros(max(size, 1), np.uint8)
+    memory = buffer.data
     for param, value in zip(function.params, args, strict=True):
         data = value.tobytes()
         if len(data) != param.nbytes:
@@ -253,7 +254,7 @@ def pack_args(function: Function, args: Sequence[np.generic]) -> npt.NDArray[np.
                 f"numpy.{value.dtype} ({len(data)} bytes)"
             )
         start = offsets[param.name]
-        buffer[start : start + len(data)] = np.frombuffer(data, np.uint8)
+        memory[start : start + len(data)] = data
     return buffer
 
 
