@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ptxtrain.ptx.gemm_spec import Epilogue
+
 LANES = 32
 CHUNK = 8  # elements of one 16-byte copy
 PAD = 16  # bytes that shift each row of a tile by four banks: eight rows of a matrix touch all 32 banks once
@@ -63,7 +65,9 @@ class Tile:
 class MatmulSpec:
     """One kernel of `matmul.ptx`.
 
-    Layouts: "nn" a [M, K], b [K, N]; "nt" b [N, K]; "tn" a [K, M], b [K, N].
+    Layouts: the first letter is a's, [M, K] for "n" and [K, M] for "t"; the second b's, [K, N] for "n" and [N, K] for "t".
+    `epilogue`: the sums are scaled, and out, residual and bias have its dtypes; without one out is f32 or bf16, as a flag says,
+    and the sums may start at the residual.
     """
 
     layout: str = "nn"
@@ -74,6 +78,12 @@ class MatmulSpec:
     warps_m: int = 2
     warps_n: int = 2
     stages: int = 3
+    epilogue: Epilogue | None = None
+
+    @property
+    def outs(self) -> tuple[str, ...]:
+        """The dtypes that out may have."""
+        return ("f32", "bf16") if self.epilogue is None else (self.epilogue.out,)
 
     @property
     def threads(self) -> int:
@@ -108,11 +118,11 @@ class MatmulSpec:
 
     @property
     def a(self) -> Tile:
-        return Tile(self.block_m, self.block_k, self.layout == "tn")
+        return Tile(self.block_m, self.block_k, self.layout[0] == "t")
 
     @property
     def b(self) -> Tile:
-        return Tile(self.block_n, self.block_k, self.layout != "nt")
+        return Tile(self.block_n, self.block_k, self.layout[1] == "n")
 
     @property
     def stage_bytes(self) -> int:
@@ -159,8 +169,8 @@ class Choice:
     fills: int
     reason: str
 
-    def spec(self, layout: str, dtype: str) -> MatmulSpec:
-        return MatmulSpec(layout, dtype, self.block_m, self.block_n, warps_n=self.warps_n)
+    def spec(self, layout: str, dtype: str, epilogue: Epilogue | None = None) -> MatmulSpec:
+        return MatmulSpec(layout, dtype, self.block_m, self.block_n, warps_n=self.warps_n, epilogue=epilogue)
 
 
 GPU_BLOCKS = 96  # blocks that fill the smaller GPUs we aim at
@@ -176,14 +186,22 @@ CHOICES: tuple[Choice, ...] = (
 )
 
 
-def choose(layout: str, dtype: str, m: int, n: int, parts: int = 1, fill: int = GPU_BLOCKS) -> MatmulSpec:
+def choose(
+    layout: str,
+    dtype: str,
+    m: int,
+    n: int,
+    parts: int = 1,
+    fill: int = GPU_BLOCKS,
+    epilogue: Epilogue | None = None,
+) -> MatmulSpec:
     """The Spec for a product of this shape, of which `parts` are made at once, on a device that `fill` blocks keep busy."""
     for row in CHOICES[:-1]:
-        spec = row.spec(layout, dtype)
+        spec = row.spec(layout, dtype, epilogue)
         gx, gy, gz = spec.grid(m, n, parts)
         if gx * gy * gz >= row.fills * fill and 8 * gx * row.block_n <= 9 * n and 2 * m > row.block_m:
             return spec
-    return CHOICES[-1].spec(layout, dtype)
+    return CHOICES[-1].spec(layout, dtype, epilogue)
 
 
 # Which form a weight's gradient takes is part of its definition (other bits), so it follows from the weight's shape and T

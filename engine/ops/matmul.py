@@ -59,7 +59,7 @@ def run(
         PtxtrainError: a buffer is too small, a flag does not go with the others, or (fast) a row stride is no multiple of 8.
     """
     if way == "fast":
-        spec = spec or matmul_spec.choose(layout, dtype, m, n, fill=_fill(rec))
+        spec = spec or matmul_spec.choose(layout, dtype, m, n, fill=fill(rec))
         require(
             "matmul.run", spec.layout == layout and spec.dtype == dtype, f"the spec is for {spec.layout} {spec.dtype}"
         )
@@ -130,7 +130,7 @@ def gradient(
         x = a.view(start * m * item, length * m * item)
         y = b.view(start * n * item, length * n * item)
         parts = sequences * per_sequence
-        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, _fill(rec))
+        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, fill(rec))
         _Fast(m, n, length, "tn", dtype, None, context).record(
             rec, chosen, partial, x, y, None, None, "f32", False, part=part, parts=parts
         )
@@ -159,7 +159,7 @@ def _sequences_together(m: int, n: int, sequences: int, per_sequence: int) -> in
     return max(1, min(sequences, PARTIAL_CAP // (4 * m * n * per_sequence)))
 
 
-def _fill(rec: Recorder) -> int:
+def fill(rec: Recorder) -> int:
     """How many blocks keep the device busy.
 
     On a CPU large tiles are better (169 GFLOP/s a core with 128 x 256, 110 with 64 x 64), and a few blocks a thread are enough

@@ -18,6 +18,7 @@ import pytest
 from ptxtrain.engine.kernels import rendered
 from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
 from ptxtrain.ptx import attention_spec, occupancy, specs
+from ptxtrain.ptx.gemm_spec import Epilogue, choose
 from ptxtrain.ptx.matmul_spec import CHOICES
 
 TABLE = Path(__file__).with_name("resources.txt")
@@ -28,6 +29,10 @@ def every_spec() -> list[tuple[str, Any]]:
     """All kernels with all Specs that the ops choose from."""
     found: dict[str, list[Any]] = {stem: [spec] for stem, spec in specs.DEFAULTS.items()}
     found["matmul"] = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
+    found["matmul"] += [row.spec("tt", "f16", Epilogue("f16", "bf16")) for row in CHOICES]
+    found["matmul"] += [row.spec("nn", "bf16", Epilogue("f32", "f16")) for row in CHOICES]
+    layouts = (("nn", "f32", "f32"), ("nt", "f32", "f32"), ("tn", "f32", "f32"), ("tt", "f16", "bf16"))
+    found["gemm"] = [choose(*of, Epilogue(of[2], of[1]), gpu=gpu) for of in layouts for gpu in (False, True)]
     for stem in ("adamw_update", "add_into", "cast_to_bf16", "cast_to_f32"):
         found[stem].append(specs.ElementSpec(vector=4))
     for stem in ("embedding_backward", "embedding_forward"):
