@@ -27,6 +27,10 @@ class DeviceError(PtxtrainError):
     exit_code = 4
 
 
+class OutOfMemory(DeviceError):
+    """There is no memory for what was to be allocated. Exit code 4, where nothing smaller will do."""
+
+
 class RunInUse(PtxtrainError):
     """Another process holds the run directory. Exit code 5."""
 

@@ -82,6 +82,10 @@ class Event(ABC):
     def wait(self) -> None:
         """Wait until everything queued before it has finished. Raises `DeviceError` if any of it failed."""
 
+    @abstractmethod
+    def since(self, earlier: Event) -> float:
+        """Seconds from `earlier`, of the same device, to this one, as the device passed them; both are `done`."""
+
 
 class Plan(ABC):
     """A list of launches made ready once, to be run many times with `Device.run`."""
@@ -97,7 +101,11 @@ class Device(ABC):
 
     @abstractmethod
     def alloc(self, nbytes: int) -> Buffer:
-        """New memory aligned to `ALIGNMENT`; its contents are undefined."""
+        """New memory aligned to `ALIGNMENT`; its contents are undefined. Raises `OutOfMemory`."""
+
+    def free_memory(self) -> int | None:
+        """Bytes that can still be allocated, `$PTXTRAIN_MEMORY_LIMIT` considered; None where that cannot be told."""
+        return None
 
     @abstractmethod
     def pinned(self, nbytes: int) -> Array:

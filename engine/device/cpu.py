@@ -6,9 +6,11 @@ One thread takes what is queued, in order; a plan is one native call that runs i
 from __future__ import annotations
 
 import ctypes
+import math
 import platform
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -30,7 +32,8 @@ from ptxtrain.engine.device.base import (
     Plan,
     check_launch,
 )
-from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.errors import DeviceError, OutOfMemory, PtxtrainError
+from ptxtrain.engine.memory import host_free, limit
 from ptxtrain.engine.ptxcpu.checked.sanitizer import Launched, Sanitizer
 from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
 from ptxtrain.engine.ptxcpu.module import LoadedModule, load, make_task, pack_args
@@ -74,9 +77,15 @@ class _CpuEvent(Event):
     def __init__(self, device: CpuDevice) -> None:
         self._device = device
         self._reached = threading.Event()
+        self._at = math.nan  # time.perf_counter()
 
     def reach(self) -> None:
+        self._at = time.perf_counter()
         self._reached.set()
+
+    def since(self, earlier: Event) -> float:
+        assert isinstance(earlier, _CpuEvent) and self.done() and earlier.done()
+        return self._at - earlier._at
 
     def done(self) -> bool:
         return self._reached.is_set()
@@ -110,6 +119,7 @@ class CpuDevice(Device):
         self._queue: queue.SimpleQueue[Callable[[], None] | _CpuEvent | None] = queue.SimpleQueue()
         self._putting = threading.RLock()  # a signal's handler may come in between
         self._queued = self._served = 0
+        self._limit, self._taken = limit(), 0  # bytes
         self._failure: BaseException | None = None
         self._dropping = False
         self._modules: dict[Path, LoadedModule] = {}
@@ -175,7 +185,26 @@ class CpuDevice(Device):
 
     # Memory
 
+    def free_memory(self) -> int | None:
+        free = host_free()
+        left = None if self._limit is None else self._limit - self._taken
+        return min((size for size in (free, left) if size is not None), default=None)
+
     def alloc(self, nbytes: int) -> Buffer:
+        if self._limit is not None and self._taken + nbytes > self._limit:
+            raise OutOfMemory(
+                f"out of memory: {nbytes:,} bytes wanted, {self._limit - self._taken:,} left of PTXTRAIN_MEMORY_LIMIT"
+            )
+        buffer = self._alloc(nbytes)
+        if self._limit is not None:
+            self._taken += nbytes
+            weakref.finalize(buffer.owner, self._give_back, nbytes)
+        return buffer
+
+    def _give_back(self, nbytes: int) -> None:
+        self._taken -= nbytes
+
+    def _alloc(self, nbytes: int) -> Buffer:
         if self._sanitizer is None:
             owner = _host_bytes(nbytes)
             return Buffer(owner.ctypes.data, nbytes, owner)
@@ -291,7 +320,7 @@ def _host_bytes(nbytes: int, margin: int = 0) -> npt.NDArray[np.uint8]:
     try:
         raw = np.empty(nbytes + ALIGNMENT + 2 * margin, np.uint8)
     except MemoryError as error:
-        raise DeviceError(f"the host has no {nbytes:,} bytes of memory left; use a smaller micro-batch") from error
+        raise OutOfMemory(f"the host has no {nbytes:,} bytes of memory left; use a smaller micro-batch") from error
     start = margin + -raw.ctypes.data % ALIGNMENT
     return raw[start : start + nbytes]
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ptxtrain.engine import memory
 from ptxtrain.engine.device import cuda_errors as errors
 from ptxtrain.engine.device.base import (
     Arg,
@@ -32,7 +33,7 @@ from ptxtrain.engine.device.base import (
     check_launch,
 )
 from ptxtrain.engine.device.cuda_errors import MINIMUM_CAPABILITY, NoCuda, Version, explain
-from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.errors import DeviceError, OutOfMemory, PtxtrainError
 from ptxtrain.engine.ptxcpu.tree import Module
 
 # Not CuPy's or the driver's doing: our own refusals, and our own mistakes, which are to be seen as such.
@@ -86,7 +87,7 @@ def cards(cupy: Any) -> list[Card]:
 
 
 class CudaEvent(Event):
-    """A CUDA event without timing; waiting blocks the thread rather than spinning, a core is worth more than the delay."""
+    """A CUDA event; waiting blocks the thread rather than spinning, a core is worth more than the delay."""
 
     def __init__(self, device: CudaDevice, event: Any) -> None:
         self._device, self._event = device, event
@@ -98,6 +99,10 @@ class CudaEvent(Event):
     def wait(self) -> None:
         with self._device.calling("waiting for the GPU"):
             self._event.synchronize()
+
+    def since(self, earlier: Event) -> float:
+        assert isinstance(earlier, CudaEvent)
+        return self._device.seconds_between(earlier._event, self._event)
 
 
 class CudaPlan(Plan):
@@ -143,6 +148,8 @@ class CudaDevice(Device):
             self._device = self._cupy.cuda.Device(self.card.index)
             with self._device:
                 self._stream = self._cupy.cuda.Stream(non_blocking=True)
+                if (cap := memory.limit()) is not None:
+                    self._cupy.get_default_memory_pool().set_limit(size=cap)
                 limit = runtime.deviceGetAttribute(runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin, self.card.index)
                 self._shared_limit = int(limit)
         except Exception as error:
@@ -165,6 +172,19 @@ class CudaDevice(Device):
                 raise DeviceError(self._lost) from error
             raise failure from error
 
+    def seconds_between(self, earlier: Any, later: Any) -> float:
+        """Between two of CuPy's events that have happened."""
+        with self.calling("asking the GPU for times"):
+            return float(self._cupy.cuda.get_elapsed_time(earlier, later)) / 1000
+
+    def free_memory(self) -> int | None:
+        pool = self._cupy.get_default_memory_pool()
+        with self.calling("asking how much memory is free"):
+            free, _ = self._cupy.cuda.runtime.memGetInfo()
+            free += pool.free_bytes()
+        cap = memory.limit()
+        return int(free if cap is None else min(free, cap - pool.used_bytes()))
+
     def alloc(self, nbytes: int) -> Buffer:
         with self.calling("allocating"):
             try:
@@ -173,7 +193,7 @@ class CudaDevice(Device):
                 if not errors.is_out_of_memory(error):
                     raise
                 free, total = self._cupy.cuda.runtime.memGetInfo()
-                raise DeviceError(
+                raise OutOfMemory(
                     f"out of memory on {self.name}: {_mib(nbytes)} wanted, {_mib(free)} free of {_mib(total)}; "
                     "use a smaller micro_batch, or free memory that other programs hold (`nvidia-smi`)"
                 ) from error
@@ -288,7 +308,7 @@ class CudaDevice(Device):
 
     def record(self) -> Event:
         with self.calling("recording an event"):
-            event = self._cupy.cuda.Event(block=True, disable_timing=True)
+            event = self._cupy.cuda.Event(block=True, disable_timing=False)
             event.record(self._stream)
         return CudaEvent(self, event)
 

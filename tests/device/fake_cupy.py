@@ -9,6 +9,7 @@ forbids during capture fails as it does there; and after an error on the queue e
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,6 +68,7 @@ class State:
         self.lost: int | None = None
         self.current: list[Stream] = []
         self.device = 0
+        self.pool = MemoryPool(self)
         self.log: list[str] = []  # "launch", "graph", "upload", … in the order of the calls
 
     def check(self) -> None:
@@ -91,11 +93,13 @@ class FakeCupy:
             return type(cls.__name__, (cls,), {"state": state})
 
         self.RawModule = bound(RawModule)
+        self.get_default_memory_pool = lambda: state.pool
         self.cuda = SimpleNamespace(
             alloc=bound_function(state, alloc),
             alloc_pinned_memory=bound_function(state, alloc_pinned_memory),
             Stream=bound(Stream),
             Event=bound(Event),
+            get_elapsed_time=get_elapsed_time,
             Device=bound(Device),
             runtime=Runtime(state),
         )
@@ -114,6 +118,23 @@ def bound_function(state: State, function: Callable[..., Any]) -> Callable[..., 
 
     call.__name__ = function.__name__
     return call
+
+
+class MemoryPool:
+    """`cupy.cuda.MemoryPool`, which here keeps nothing back."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+
+    def free_bytes(self) -> int:
+        return 0
+
+    def used_bytes(self) -> int:
+        return self._state.used
+
+    def set_limit(self, size: int | None = None) -> None:
+        assert size is not None
+        self._state.memory = min(self._state.memory, size)
 
 
 class Runtime:
@@ -236,6 +257,7 @@ class Stream:
         assert non_blocking, "a blocking stream waits for the null stream"
         self.queue: list[Callable[[], Any]] = []
         self.executed = 0
+        self.times: dict[int, float] = {}  # when so many actions had been done, seconds
         self.nodes: list[Callable[[], Any]] | None = None  # not None: capturing
 
     def __enter__(self) -> Stream:
@@ -260,6 +282,7 @@ class Stream:
             except CUDARuntimeError as error:
                 self.state.lost = error.status
                 raise
+            self.times[self.executed] = time.perf_counter()
 
     def synchronize(self) -> None:
         if self.nodes is not None:
@@ -292,6 +315,13 @@ class Graph:
         stream.queue.extend(self._nodes)
 
 
+def get_elapsed_time(start_event: Event, end_event: Event) -> float:
+    """In milliseconds; CUDA refuses events that have not happened."""
+    assert start_event.done and end_event.done
+    start, end = (event._stream.times[event._position] for event in (start_event, end_event))
+    return (end - start) * 1e3
+
+
 class Event:
     """`cupy.cuda.Event`."""
 
@@ -299,6 +329,7 @@ class Event:
 
     def __init__(self, *, block: bool, disable_timing: bool) -> None:
         self.state.check()
+        assert not disable_timing, "its time is asked for"
         self._stream: Stream | None = None
         self._position = 0
 
@@ -306,6 +337,7 @@ class Event:
         self.state.check()
         assert isinstance(stream, Stream), "an event on the null stream"
         self._stream, self._position = stream, len(stream.queue)
+        stream.times.setdefault(self._position, time.perf_counter())  # kept where nothing before it is left to do
 
     @property
     def done(self) -> bool:

@@ -25,13 +25,24 @@ FAKES: dict[str, Any] = {
     "cuda.Device": fake_cupy.Device,
     "cuda.MemoryPointer": fake_cupy.MemoryPointer,
     "cuda.runtime": fake_cupy.Runtime,
+    "cuda.MemoryPool": fake_cupy.MemoryPool,
+    "cuda.get_elapsed_time": fake_cupy.get_elapsed_time,
     "cuda.alloc": fake_cupy.alloc,
     "cuda.alloc_pinned_memory": fake_cupy.alloc_pinned_memory,
     "RawModule": fake_cupy.RawModule,
     "RawKernel": fake_cupy.RawKernel,
 }
 # What the fake has for itself, or what CuPy makes and no caller does.
-OWN = {"put", "execute", "state", "check", "RawKernel.__init__", "cuda.Graph.__init__", "cuda.runtime.__init__"}
+OWN = {
+    "put",
+    "execute",
+    "state",
+    "check",
+    "RawKernel.__init__",
+    "cuda.Graph.__init__",
+    "cuda.runtime.__init__",
+    "cuda.MemoryPool.__init__",
+}
 OWN_PARAMETERS = {"self", "state", "args"}
 
 
@@ -111,7 +122,7 @@ def test_every_name_the_device_uses_exists() -> None:
     names |= {
         f"cuda.runtime.{name}" for name in re.findall(r"\bruntime\.(\w+)", source) if name not in ("split_version",)
     }
-    names |= set(re.findall(r"cupy\.([A-Z]\w+)", source))
+    names |= set(re.findall(r"cupy\.([A-Z]\w+|get_\w+)", source))
     assert {"cuda.alloc", "cuda.Event", "cuda.runtime.driverGetVersion", "RawModule"} <= names
     for name in sorted(names):
         real(name)

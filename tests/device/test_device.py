@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from device_kernels import REVERSE, SCALE, WIDTHS, write_kernel
 
 from ptxtrain.engine.device.base import ALIGNMENT, Device, Kernel, Launch
-from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.errors import OutOfMemory, PtxtrainError
 
 COUNT = 1000
 
@@ -184,6 +185,41 @@ def test_plans_in_place_add_up(device: Device, scale: Kernel) -> None:
 def test_an_empty_plan_is_a_plan(device: Device) -> None:
     device.run(device.plan([]))
     device.synchronize()
+
+
+def test_events_tell_how_long_the_device_took_between_them(device: Device) -> None:
+    """Nothing is queued between the first two; between the others lie as many copies as take a measurable time."""
+    buffer, data = device.alloc(1 << 22), np.zeros(1 << 22, np.uint8)
+    first, second = device.record(), device.record()
+    for _ in range(20):
+        device.upload(buffer, data)
+    third = device.record()
+    device.synchronize()
+    assert first.since(first) == 0 and second.since(first) >= 0
+    assert third.since(second) > 1e-5
+    assert third.since(first) == pytest.approx(third.since(second) + second.since(first), rel=1e-3, abs=1e-5)
+
+
+def test_a_cap_on_memory_holds_and_what_is_freed_comes_back(
+    monkeypatch: pytest.MonkeyPatch, open_device_for_test: Callable[[str], Device]
+) -> None:
+    monkeypatch.setenv("PTXTRAIN_MEMORY_LIMIT", "1.5 MiB")
+    device = open_device_for_test("cpu")
+    assert device.free_memory() == 3 << 19
+    held = device.alloc(1 << 20)
+    assert device.free_memory() == 1 << 19
+    with pytest.raises(OutOfMemory, match="1,048,576 bytes wanted, 524,288 left of PTXTRAIN_MEMORY_LIMIT"):
+        device.alloc(1 << 20)
+    del held
+    device.alloc(1 << 20)
+    monkeypatch.setenv("PTXTRAIN_MEMORY_LIMIT", "much")
+    with pytest.raises(PtxtrainError, match="such as 512M or 6G"):
+        open_device_for_test("cpu")
+
+
+def test_free_memory_is_known(device: Device) -> None:
+    free = device.free_memory()
+    assert free is not None and free > 1 << 20
 
 
 def test_events_mark_a_point_in_the_queue(device: Device, scale: Kernel) -> None:
