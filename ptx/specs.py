@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardSpec
 from ptxtrain.ptx.gemm_spec import GemmSpec
+from ptxtrain.ptx.gemv_spec import GemvSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -296,6 +297,7 @@ Spec: TypeAlias = (
     | MatmulSpec
     | GemmSpec
     | AttentionSpec
+    | GemvSpec
 )
 
 # What each stem is rendered from unless its op asks for something else.
@@ -319,6 +321,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "gradnorm_partial": NormPartSpec(),
         "matmul": MatmulSpec(),
         "loss_sum": OneBlockSpec(warps=8),
+        "norm_gemv": GemvSpec(),
         "rmsnorm_backward": NormBackwardSpec(),
         "rmsnorm_forward": NormSpec(),
         "rope": RowSpec(),
