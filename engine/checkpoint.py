@@ -5,6 +5,9 @@ The save, whose order is what makes an announced step survive any crash:
     one rename to step-STEP · fsync the parent · read everything back and compare · only then announce `saved step N`
 After any error the temporary directory is thrown away, everything else is kept, and the next save starts under a new
 name. A failed fsync is never tried again. Truth is the highest step whose manifest and digests verify.
+
+Steps that `resume` set aside (`.aside-step-…`: damaged, or later than the step that was asked for) are never read again. Retention
+removes each when it would have removed that step itself: once `keep` sound checkpoints of later steps stand.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from pathlib import Path
 
 from ptxtrain.engine.checkpointfiles import (
     Snapshot,
+    check_device,
     check_finite,
     read_manifest,
     read_snapshot,
@@ -48,6 +52,7 @@ __all__ = [
 
 _STEP = re.compile(r"step-(\d{8,})")
 _LEFTOVER = re.compile(r"\.(tmp|gone)-\d{8,}-\d+")
+_ASIDE = re.compile(r"\.aside-step-(\d{8,})-\d+")
 
 
 class NoCheckpoint(PtxtrainError):
@@ -79,6 +84,7 @@ class Saver:
         keep: int = 3,  # newest checkpoints kept, never fewer than two
         keep_every: int = 0,  # multiples of this step are kept for good; 0: none
         numerics_id: str | None = None,  # of the device in use; the run's own when None
+        data_id: str | None = None,  # of the data in use; likewise
         announce: Callable[[str], None] = print,
         warn: Callable[[str], None] = print,
     ) -> None:
@@ -87,6 +93,7 @@ class Saver:
         self.keep, self.keep_every = max(2, keep), keep_every
         self.last_saved: int | None = None  # newest step announced by this object
         self._numerics_id = run.info.numerics_id if numerics_id is None else numerics_id
+        self._data_id = run.info.data_id if data_id is None else data_id
         self._announce, self._warn = announce, warn
         self._io: Durable = run.io
         self._directory = run.info.checkpoints
@@ -162,8 +169,9 @@ class Saver:
 
     def _save(self, snapshot: Snapshot) -> None:
         """Returns once step N is durable and verified; raises after throwing the attempt away."""
-        snapshot.numerics_id = self._numerics_id
+        snapshot.numerics_id, snapshot.data_id = self._numerics_id, self._data_id
         check_finite(snapshot, self.table)
+        check_device(snapshot)
         io, step, run_id = self._io, snapshot.step, self.run.info.run_id
         target = self._directory / step_name(step)
         if os.path.lexists(target) and self._already_saved(target, snapshot):
@@ -234,6 +242,17 @@ class Saver:
                 self._remove(directory, step)
                 continue
             good += self._sound(step)
+            if good == self.keep:
+                self._remove_asides(step)
+
+    def _remove_asides(self, before: int) -> None:
+        """What was set aside of steps earlier than `before`; a link among them is removed, never followed."""
+        for name in sorted(os.listdir(self._directory)):
+            if (matched := _ASIDE.fullmatch(name)) and int(matched[1]) < before:
+                if is_real_directory(self._directory / name):
+                    self._io.remove_tree(self._directory / name)
+                else:
+                    self._io.unlink(self._directory / name)
 
     def _sound(self, step: int) -> bool:
         """Whether a step in place verifies; each is read once."""

@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ptxtrain.engine.digest import state_digest
+from ptxtrain.engine.digest import SumOfBuffer, join, state_digest, state_sum
 from ptxtrain.engine.durable import Durable, is_real_directory, open_regular
 from ptxtrain.engine.sealed import Damaged, read_sealed, seal
 from ptxtrain.engine.tensorfile import Layout, TensorPlace
 
 MODEL, OPTIM, MANIFEST = "model.safetensors", "optim.safetensors", "MANIFEST.json"
-_FORMAT = 1
+_FORMAT = 2
 _MANIFEST_LIMIT = 1 << 20
 _PIECE = 1 << 22  # bytes hashed, written or read at once
 
@@ -48,10 +48,19 @@ class Snapshot:
     elapsed: float = 0.0  # seconds of training so far, all attempts
     state: dict[str, Any] = field(default_factory=dict)  # JSON: random counters and whatever else later steps depend on
     numerics_id: str = ""  # filled in by `Saver` and by loading
+    data_id: str = ""  # what `position` counts in; filled in likewise
+    device_sum: int | None = None  # `sum()` as the device had it, for the writer to compare; None: there was no device
+    _sum: int | None = field(default=None, init=False, repr=False)
+
+    def sum(self) -> int:
+        """The 64 bits of `engine.digest.state_sum`, computed once."""
+        if self._sum is None:
+            self._sum = state_sum(self.params, self.m, self.v)
+        return self._sum
 
     def digest(self) -> str:
         """16 hex digits over weights, m, v, step and loader position."""
-        return state_digest(self.params, self.m, self.v, self.step, self.position)
+        return state_digest(self.sum(), self.params.size, self.step, self.position)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +74,8 @@ class Manifest:
     best_saved: tuple[int, float] | None  # (step, loss) of the saved step with the lowest validation loss then known
     elapsed: float
     state: dict[str, Any]
-    numerics_id: str
+    numerics_id: str  # of the process that saved it
+    data_id: str  # of the data that `position` counts in
     state_digest: str
     files: dict[str, tuple[int, str]]  # name -> (bytes, SHA-256)
 
@@ -82,15 +92,16 @@ class Manifest:
         try:
             best, files = values["best_saved"], values["files"]
             manifest = cls(
-                run_id=values["run_id"],
+                run_id=_text(values["run_id"]),
                 step=_natural(values["step"]),
                 position=(_natural(values["position"][0]), _natural(values["position"][1])),
                 best_val=None if values["best_val"] is None else _finite(values["best_val"]),
                 best_saved=None if best is None else (_natural(best[0]), _finite(best[1])),
                 elapsed=_finite(values["elapsed"]),
                 state=values["state"],
-                numerics_id=values["numerics_id"],
-                state_digest=values["state_digest"],
+                numerics_id=_text(values["numerics_id"]),
+                data_id=_text(values["data_id"]),
+                state_digest=_text(values["state_digest"]),
                 files={name: (_natural(files[name]["bytes"]), files[name]["sha256"]) for name in (MODEL, OPTIM)},
             )
         except (KeyError, TypeError, ValueError, IndexError) as error:
@@ -112,6 +123,14 @@ def check_finite(snapshot: Snapshot, table: Sequence[TensorPlace]) -> None:
                     raise Damaged(
                         f"{what}{place.name}[{first}] of step {snapshot.step} is {array[place.offset + first]}"
                     )
+
+
+def check_device(snapshot: Snapshot) -> None:
+    """Raises Damaged where the host's copy is not what the device held."""
+    if snapshot.device_sum is not None and snapshot.sum() != snapshot.device_sum:
+        raise Damaged(
+            f"its bits on the host have the sum {snapshot.sum():016x}, on the device they had {snapshot.device_sum:016x}"
+        )
 
 
 def write_files(
@@ -140,6 +159,7 @@ def write_files(
         elapsed=snapshot.elapsed,
         state=snapshot.state,
         numerics_id=snapshot.numerics_id,
+        data_id=snapshot.data_id,
         state_digest=snapshot.digest(),
         files=files,
     )
@@ -188,6 +208,7 @@ def read_snapshot(directory: Path, table: Sequence[TensorPlace], run_id: str, st
         elapsed=manifest.elapsed,
         state=manifest.state,
         numerics_id=manifest.numerics_id,
+        data_id=manifest.data_id,
     )
     for name, prefixes, arrays in _contents(snapshot):
         _read_file(directory / name, Layout(table, prefixes), manifest.files[name], [a.data.cast("B") for a in arrays])
@@ -198,12 +219,17 @@ def read_snapshot(directory: Path, table: Sequence[TensorPlace], run_id: str, st
 
 
 def verify_files(directory: Path, table: Sequence[TensorPlace], run_id: str, step: int) -> Manifest:
-    """Reads every byte back from the medium, where the system lets us, and compares. Raises Damaged."""
+    """Reads every byte back from the medium, where the system lets us, and compares: SHA-256 of the files, digest of the
+    state, every number finite. Raises Damaged. Memory: a few MiB."""
     manifest = read_manifest(directory, run_id, step)
     layouts = {MODEL: Layout(table), OPTIM: Layout(table, ("m.", "v."))}
     _check_sizes(directory, manifest, layouts)
-    for name, layout in layouts.items():
-        _read_file(directory / name, layout, manifest.files[name], None)
+    sums = [SumOfBuffer(buffer) for buffer in range(3)]
+    for name, parts in ((MODEL, sums[:1]), (OPTIM, sums[1:])):
+        _read_file(directory / name, layouts[name], manifest.files[name], parts)
+    found = state_digest(join(sums), layouts[MODEL].numbers, step, manifest.position)
+    if found != manifest.state_digest:
+        raise Damaged(f"its state has digest {found}, its manifest says {manifest.state_digest}")
     return manifest
 
 
@@ -232,26 +258,25 @@ def _check_sizes(directory: Path, manifest: Manifest, layouts: Mapping[str, Layo
             raise Damaged(f"{name} has {size:,} bytes, this model's has {layout.file_bytes:,}")
 
 
-def _read_file(path: Path, layout: Layout, expected: tuple[int, str], out: list[memoryview] | None) -> None:
-    """Reads and hashes a whole file, the data into `out` (None: nowhere). Nothing of it is used before it agrees."""
+def _read_file(
+    path: Path, layout: Layout, expected: tuple[int, str], out: Sequence[memoryview] | Sequence[SumOfBuffer]
+) -> None:
+    """Reads and hashes a whole file, each buffer in it into its part of `out`: memory, or a sum, which also wants every number
+    finite. Nothing of it is used before it agrees."""
     size, sha256 = expected
-    digest = hashlib.sha256()
+    digest, finite = hashlib.sha256(), True
     try:
         with open_regular(path) as fd, open(fd, "rb", buffering=0, closefd=False) as file:
-            if out is None and hasattr(os, "posix_fadvise"):
+            if isinstance(out[0], SumOfBuffer) and hasattr(os, "posix_fadvise"):
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # what was fsynced is read from the medium again
             first = bytearray(8)
             _fill(file, memoryview(first), digest, path.name)
             header = bytearray(layout.header_bytes(bytes(first), size, path.name))
             _fill(file, memoryview(header), digest, path.name)
-            if out is None:
-                scratch = memoryview(bytearray(min(_PIECE, layout.data_bytes)))
-                left = layout.data_bytes
-                while left:
-                    _fill(file, scratch[: min(left, len(scratch))], digest, path.name)
-                    left -= min(left, len(scratch))
-            else:
-                for part in out:
+            for part in out:
+                if isinstance(part, SumOfBuffer):
+                    finite &= _feed(file, part, layout.numbers, digest, path.name)
+                else:
                     _fill(file, part, digest, path.name)
             if file.read(1):
                 raise Damaged(f"{path.name} is longer than its manifest says")
@@ -260,6 +285,20 @@ def _read_file(path: Path, layout: Layout, expected: tuple[int, str], out: list[
     if digest.hexdigest() != sha256:
         raise Damaged(f"{path.name} is not what was written (its SHA-256 differs)")
     layout.check_header(bytes(header), path.name)
+    if not finite:
+        raise Damaged(f"{path.name} holds a number that is not finite")
+
+
+def _feed(file: Any, part: SumOfBuffer, numbers: int, digest: Any, name: str) -> bool:
+    """One buffer's numbers into a sum; whether all are finite."""
+    scratch = np.empty(min(_PIECE // 4, numbers), "<f4")
+    finite = True
+    for start in range(0, numbers, scratch.size):
+        piece = scratch[: min(scratch.size, numbers - start)]
+        _fill(file, piece.data.cast("B"), digest, name)
+        finite = finite and bool(np.isfinite(piece).all())
+        part.feed(piece)
+    return finite
 
 
 def _fill(file: Any, target: memoryview, digest: Any, name: str) -> None:
@@ -275,6 +314,12 @@ def _fill(file: Any, target: memoryview, digest: Any, name: str) -> None:
 def _natural(value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
         raise ValueError(f"number ({str(value)[:40]})")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"text ({str(value)[:40]})")
     return value
 
 

@@ -3,8 +3,8 @@
 Weights, m and v go into two sums of 32 bits, mod 2^32, over a hash of each number's bits and its place. Integer sums have
 no order, so the device computes them with one thread or thousands (`ptx/state_digest_partial.ptx`, after every step), and
 NumPy here over any pieces (whoever writes or reads a checkpoint): the same number. One changed number always changes both sums,
-since the hash is a permutation; two or more go unseen once in 2^64. It finds faults, it does not withstand an attacker: files have
-their SHA-256 for that.
+since the hash is a permutation; two or more go unseen once in 2^64. It finds faults and does not withstand an attacker, for
+whom files have their SHA-256.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ def _ramp() -> Words:
 
 def join(sums: list[SumOfBuffer]) -> int:
     """The 64 bits of a whole state: lo below, hi above."""
-    lo, hi = (sum(half) & 0xFFFFFFFF for half in zip(*(one.halves() for one in sums), strict=True))
+    lo: int = sum(one.halves()[0] for one in sums) & 0xFFFFFFFF
+    hi: int = sum(one.halves()[1] for one in sums) & 0xFFFFFFFF
     return hi << 32 | lo
 
 
@@ -93,22 +94,14 @@ def state_sum(
     return join(sums)
 
 
-_HASHED = 1 << 24  # numbers hashed at once
-
-
 def state_digest(
-    params: NDArray[np.float32],  # flat, as m and v
-    m: NDArray[np.float32],
-    v: NDArray[np.float32],
+    total: int,  # state_sum(params, m, v)
+    count: int,  # numbers in each of them
     step: int,
     position: tuple[int, int],  # the loader's (file, token)
 ) -> str:
-    """The first 16 hex digits of the SHA-256 over step, position, weights, m and v (little-endian f32 and u64)."""
-    digest = hashlib.sha256(b"ptxtrain state 1\n")
-    for number in (step, *position, params.size):
+    """16 hex digits over a state: the first of the SHA-256 of step, position, count and sum, each as a little-endian u64."""
+    digest = hashlib.sha256(b"ptxtrain state 2\n")
+    for number in (step, *position, count, total):
         digest.update(int(number).to_bytes(8, "little"))
-    for array in (params, m, v):
-        assert array.dtype == np.dtype("<f4") and array.ndim == 1 and array.size == params.size
-        for start in range(0, array.size, _HASHED):
-            digest.update(np.ascontiguousarray(array[start : start + _HASHED]).data)
     return digest.hexdigest()[:16]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ptxtrain.engine.activations import activation_bytes
 from ptxtrain.engine.config import BatchConfig, Config
 from ptxtrain.engine.errors import PtxtrainError
-from ptxtrain.engine.ops import gradnorm, scalars
+from ptxtrain.engine.ops import gradnorm, scalars, state_digest
 from ptxtrain.engine.parameters import matrix_count, parameter_count, parameter_table
 from ptxtrain.engine.ways import resolve
 
@@ -58,5 +58,5 @@ def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dic
         "gradients": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
         "activations": sum(activations.values()),
         "scratch": scratch,
-        "small": 4 * (scalars.COUNT + gradnorm.parts(count) + 1),
+        "small": 4 * (scalars.COUNT + gradnorm.parts(count) + 1) + 8 + state_digest.scratch(count),
     }

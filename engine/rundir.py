@@ -61,6 +61,10 @@ class RunInfo:
     numerics_id: str  # device kind, CPU features used, kernel text
 
     @property
+    def data_id(self) -> str:
+        return data_id(self.data)
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "ckpt"
 
@@ -197,6 +201,12 @@ def read_info(path: Path) -> RunInfo:
             raise PtxtrainError(f"{path}/run.json has no sound {key!r}.")
     values["config"] = from_dict(values["config"], f"{path}/run.json")
     return RunInfo(path=path, **{key: values[key] for key in types})
+
+
+def data_id(identity: dict[str, Any]) -> str:
+    """16 hex digits that stand for a dataset's identity: tokenizer, and order, size and digest of each shard."""
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
 def refuse_existing(path: Path) -> None:

@@ -18,13 +18,13 @@ from ptxtrain.data.loader import Loader, Position, ValidationReader, sort_rows
 from ptxtrain.engine.checkpoint import Saver, Snapshot, list_steps
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
-from ptxtrain.engine.errors import PtxtrainError, StoppedSaved, StoppedUnsaved
+from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
 from ptxtrain.engine.parameters import parameter_table
 from ptxtrain.engine.progress import Cadence, View
-from ptxtrain.engine.rundir import RunDirectory
+from ptxtrain.engine.rundir import RunDirectory, data_id
 from ptxtrain.engine.sampler import Sampling, generate
 from ptxtrain.engine.signals import Stop, StopRequested
 from ptxtrain.engine.step import TrainStep
@@ -76,6 +76,7 @@ def train(
             keep=config.train.keep,
             keep_every=config.train.keep_every,
             numerics_id=numerics,
+            data_id=data_id(dataset.identity()),
             announce=view.note,
             warn=view.note,
         )
@@ -130,6 +131,11 @@ def _ready(
     for note in step.ways.notes:
         view.note(note)
     step.load(start.params, start.m, start.v)
+    if (found := step.state_sum()) != start.sum():
+        raise DeviceError(
+            f"the device does not hold step {start.step} as it was sent: its bits have the sum {found:016x}, not "
+            f"{start.sum():016x}; its memory, the bus or its driver is faulty"
+        )
     view.phase("")
     return loader, validation, step
 

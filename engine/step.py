@@ -24,7 +24,7 @@ from ptxtrain.engine.init import F32
 from ptxtrain.engine.kernels import Override, Recorder
 from ptxtrain.engine.leaves import memory_plan, merges_after, tree_depth
 from ptxtrain.engine.model import I32, Gradient, Model, Weights
-from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars
+from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars, state_digest
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
 from ptxtrain.engine.ways import resolve
 
@@ -34,11 +34,12 @@ _AHEAD = 2  # steps whose host buffers are apart: one may run while the next is 
 
 
 class StepResult:
-    """A step's loss and gradient norm, on their way back from the device."""
+    """A step's loss, gradient norm and the sum of the state behind it, on their way back from the device."""
 
-    def __init__(self, event: Event, host: F32, targets: int) -> None:
-        self._event, self._host, self._targets = event, host, targets
+    def __init__(self, event: Event, host: F32, halves: Array, targets: int) -> None:
+        self._event, self._host, self._halves, self._targets = event, host, halves, targets
         self._values: tuple[float, float] | None = None
+        self._sum = 0
 
     def done(self) -> bool:
         """Whether `wait` would return at once."""
@@ -54,7 +55,19 @@ class StepResult:
             self._event.wait()
             total, norm = float(self._host[scalars.COUNT]), float(self._host[scalars.GRAD_NORM])
             self._values = (total / self._targets, norm)
+            self._sum = _joined(self._halves)
         return self._values
+
+    @property
+    def state_sum(self) -> int:
+        """`engine.digest.state_sum` of weights, m and v behind the step. Waits."""
+        self.wait()
+        return self._sum
+
+
+def _joined(halves: Array) -> int:
+    """The 64 bits of [2] u32, the lower half first."""
+    return int(halves[1]) << 32 | int(halves[0])
 
 
 class _Staging:
@@ -70,6 +83,7 @@ class _Staging:
         self.starts: I32 = pinned((micro_batches, vocab + 1), np.int32)
         self.scalars: F32 = pinned((scalars.COUNT,), np.float32)
         self.back: F32 = pinned((scalars.COUNT + 1,), np.float32)  # the scalars, then the sum of the losses
+        self.state_sum: Array = pinned((2,), np.uint32)
         self.result: StepResult | None = None
 
 
@@ -139,6 +153,8 @@ class TrainStep:
         self._scalars = device.alloc(4 * scalars.COUNT)
         self._norm_partial = device.alloc(4 * gradnorm.parts(count))
         self._validation_loss = device.alloc(4)
+        self._state_sum = device.alloc(8)
+        self._state_sums = device.alloc(state_digest.scratch(count))
         device.fill(self._scalars, 0)
 
     def _record(self) -> None:
@@ -159,6 +175,8 @@ class TrainStep:
         self._validation_plan = rec.plan()
         self._record_update(rec)
         self._update_plan = rec.plan()
+        self._record_state_sum(rec)
+        self._state_sum_plan = rec.plan()
         self._copy_plan: Plan | None = None
         if self._copies is not None:
             cast.to_bf16(rec, self._copies, self.params, count=self._matrices)
@@ -201,6 +219,12 @@ class TrainStep:
                 decay=decay,
             )
 
+        self._record_state_sum(rec)
+
+    def _record_state_sum(self, rec: Recorder) -> None:
+        """After each update: 1.1 ms of a step of `tiny` on two cores, and what a step did is known to the bit."""
+        state_digest.compute(rec, self._state_sum, self._state_sums, self.params, self.m, self.v, count=self.count)
+
     # State in and out.
 
     def initialise(self, seed: int) -> None:
@@ -229,6 +253,11 @@ class TrainStep:
             self.device.download(values, buffer)
         self.device.synchronize()
         return out[0], out[1], out[2]
+
+    def state_sum(self) -> int:
+        """`engine.digest.state_sum` of what the device holds now, computed there. Waits."""
+        self.device.run(self._state_sum_plan)
+        return _joined(self.device.read(self._state_sum, np.uint32, (2,)))
 
     # A step.
 
@@ -296,7 +325,8 @@ class TrainStep:
         device.run(self._update_plan)
         device.download(staging.back[: scalars.COUNT], self._scalars)
         device.download(staging.back[scalars.COUNT :], self._stack[0].loss)
-        result = StepResult(device.record(), staging.back, self._targets)
+        device.download(staging.state_sum, self._state_sum)
+        result = StepResult(device.record(), staging.back, staging.state_sum, self._targets)
         staging.result = result
         self._turn = (self._turn + 1) % _AHEAD
         self._next = None

@@ -25,6 +25,7 @@ from ptxtrain.engine import schedule
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.config import Config, flops_per_token, tokens_per_step
 from ptxtrain.engine.device.base import Device, Event
+from ptxtrain.engine.digest import state_digest
 from ptxtrain.engine.errors import DeviceError, PtxtrainError
 from ptxtrain.engine.feeder import I32, Feeder, SequenceReader, Sort
 from ptxtrain.engine.progress import Cadence, Meter, View
@@ -43,6 +44,10 @@ class Result(Protocol):
 
     def wait(self) -> tuple[float, float]:
         """(mean loss in nats, gradient norm before clipping)."""
+
+    @property
+    def state_sum(self) -> int:
+        """Of weights, m and v behind the step, as the device has them."""
 
 
 class Step(Protocol):
@@ -138,6 +143,7 @@ class Trainer:
         self._position = start.position
         self._best = start.best_val
         self._saved: Snapshot | None = start if start.step else None
+        self._state_sum = start.sum()
         self._loss: float | None = None
         self._validated: float | None = None
         tokens = tokens_per_step(config)
@@ -288,12 +294,14 @@ class Trainer:
                 "or look at the data"
             )
         self._done, self._position, self._loss = flight.number, flight.after, loss
+        self._state_sum = flight.result.state_sum
         report = self._meter.report(flight.number, loss, grad_norm, flight.lr, seconds, flight.host_wait)
         self._metrics(
             step=report.step,
             loss=loss,
             grad_norm=grad_norm,
             lr=flight.lr,
+            digest=state_digest(self._state_sum, self._start.params.size, self._done, _pair(self._position)),
             seconds=round(seconds, 6),
             host_wait=round(flight.host_wait, 6),
             tokens_per_second=round(report.tokens_per_second, 1),
@@ -340,6 +348,7 @@ class Trainer:
             position=_pair(self._position),
             best_val=self._best,
             elapsed=self._start.elapsed + time.monotonic() - self._began,
+            device_sum=self._state_sum,
         )
         self._saves.submit(self._saved)
         self._cadence.saved()

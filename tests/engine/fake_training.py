@@ -17,6 +17,7 @@ import numpy as np
 from ptxtrain.data.errors import DataError
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.config import BatchConfig, Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
+from ptxtrain.engine.digest import state_sum
 from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.progress import Cadence, StepReport, View
 from ptxtrain.engine.signals import Stop
@@ -102,6 +103,11 @@ class FakeResult:
         self._step.looked_at = self._number
         return self._step.numbers[self._number]
 
+    @property
+    def state_sum(self) -> int:
+        self.wait()
+        return self._step.sums[self._number]
+
 
 class FakeStep:
     """weights -= lr * mean of a hash of the tokens; m and v follow. Sequences are added one by one, so B does not show."""
@@ -112,6 +118,7 @@ class FakeStep:
         self.params, self.m, self.v = start.params.copy(), start.m.copy(), start.v.copy()
         self.gradient = np.zeros(WEIGHTS, np.float32)
         self.numbers: dict[int, tuple[float, float]] = {}
+        self.sums: dict[int, int] = {}
         self.poison: dict[int, tuple[float, float]] = {}
         self.looked_at = start.step
         self.queued = 0
@@ -150,6 +157,7 @@ class FakeStep:
                 self.m[:] = 0.9 * self.m + self.gradient
                 self.v[:] = self.v + self.gradient**2
                 self.params[:] -= np.float32(lr) * self.m
+            self.sums[step] = state_sum(self.params, self.m, self.v)
 
         self.device.put(work)
         return FakeResult(self, step, self.device.record())

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
+import math
 import os
 import random
 import shutil
@@ -11,8 +14,10 @@ from pathlib import Path
 
 from statebench import BROKEN, DISK_FULL, TABLE, Bench, FailAt, Killed, Modules, PowerCut, disk_error, same, snapshot
 
+from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.durable import Call
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.sealed import seal
 
 Check = Callable[[Modules, Path], None]
 
@@ -191,8 +196,15 @@ def corrupted_while_written(modules: Modules, folder: Path) -> None:
             data[-3] ^= 4
             file.write_bytes(data)
 
-    bench.io.hook = hook
-    assert not bench.save(2) and bench.announced() == [1]
+    def another_state(call: Call) -> None:
+        if call.op == "rename" and call.path.name.startswith(".tmp"):
+            values = json.loads((call.path / "MANIFEST.json").read_bytes())
+            del values["digest"]
+            (call.path / "MANIFEST.json").write_bytes(seal({**values, "state_digest": "0" * 16}))
+
+    for bad in (hook, another_state):
+        bench.io.hook = bad
+        assert not bench.save(2) and bench.announced() == [1]
     bench.io.hook = None
     assert modules.checkpoint.list_steps(bench.path) == [1] and bench.leftovers() == [] and bench.save(2)
 
@@ -280,6 +292,13 @@ def resume_sets_aside(modules: Modules, folder: Path) -> None:
     assert bench.save(2) and bench.save(3) and bench.restart().step == 3
     aside = [name for name in os.listdir(bench.path / "ckpt") if name.startswith(".aside")]
     assert sorted(aside) == [".aside-step-00000002-1", ".aside-step-00000003-1", ".aside-step-00000003-2"]
+    assert bench.save(4) and sorted(aside) == sorted(_asides(bench)), "only two later steps than 2 stand"
+    assert bench.save(5) and _asides(bench) == [".aside-step-00000003-1", ".aside-step-00000003-2"]
+    assert bench.save(6) and _asides(bench) == []
+
+
+def _asides(bench: Bench) -> list[str]:
+    return sorted(name for name in os.listdir(bench.path / "ckpt") if name.startswith(".aside"))
 
 
 def retention(modules: Modules, folder: Path) -> None:
@@ -303,14 +322,30 @@ def retention(modules: Modules, folder: Path) -> None:
         (bench.path / "ckpt" / f"step-000000{step}" / "MANIFEST.json").write_bytes(b"{}")
     assert bench.save(100) and bench.save(110) and steps(bench.path) == [70, 80, 90, 100, 110]
     assert bench.restart().step == 110
+    _vouch_for_poison(bench.path / "ckpt" / "step-00000100")  # nor do those that are not finite, whoever wrote them
+    assert bench.save(115) and steps(bench.path) == [70, 80, 90, 100, 110, 115]
     bench.saver.keep_every = 50
     assert all(bench.save(step) for step in (120, 130, 140, 150)) and steps(bench.path) == [100, 130, 140, 150]
     names = set(os.listdir(bench.path / "ckpt"))
     assert {"step-7", "step-0000000x", "mine", ".tmp-mine"} <= names and bench.leftovers() == [".tmp-mine"]
 
 
+def _vouch_for_poison(step: Path) -> None:
+    """A NaN in the weights, with a manifest that says so in all its digests."""
+    data = bytearray((step / "model.safetensors").read_bytes())
+    data[-4:] = b"\0\0\xc0\x7f"
+    (step / "model.safetensors").write_bytes(data)
+    values = json.loads((step / "MANIFEST.json").read_bytes())
+    del values["digest"]
+    values["files"]["model.safetensors"]["sha256"] = hashlib.sha256(data).hexdigest()
+    state = snapshot(values["step"])
+    state.params[-1] = math.nan
+    values["state_digest"] = Snapshot(values["step"], state.params, state.m, state.v, state.position).digest()
+    (step / "MANIFEST.json").write_bytes(seal(values))
+
+
 def poisoned(modules: Modules, folder: Path) -> None:
-    """A state with a NaN or an infinity is never saved."""
+    """A state with a NaN or an infinity is never saved, nor one that is not what the device held."""
     bench = Bench(folder, modules)
     assert bench.save(1)
     for array, value in (("params", float("nan")), ("m", float("inf")), ("v", float("-inf"))):
@@ -322,6 +357,8 @@ def poisoned(modules: Modules, folder: Path) -> None:
     assert (
         modules.checkpoint.list_steps(bench.path) == [1] and bench.said == ["saved step 1"] and len(bench.warned) == 3
     )
+    assert not bench.save(2, device_sum=snapshot(2).sum() ^ 1) and "on the device they had" in bench.warned[3]
+    assert bench.save(2, device_sum=snapshot(2).sum())
 
 
 def same_step_twice(modules: Modules, folder: Path) -> None:

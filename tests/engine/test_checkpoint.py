@@ -21,7 +21,6 @@ from ptxtrain.engine.checkpoint import (
     prepare_resume,
 )
 from ptxtrain.engine.config import load_preset
-from ptxtrain.engine.digest import state_digest
 from ptxtrain.engine.durable import Call, Durable
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.parameters import parameter_table
@@ -200,26 +199,58 @@ def test_cleaning_that_fails_is_said_and_stops_nothing(tmp_path: Path) -> None:
     assert len(warned) == 1 and "could not remove" in warned[0]
 
 
+def test_a_copy_that_is_not_what_the_device_held_is_not_saved(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    sound = snapshot(1)
+    assert bench.save(1, device_sum=sound.sum())
+    assert not bench.save(2, device_sum=sound.sum()) and bench.load().step == 1
+    assert "step 2 was not saved: its bits on the host have the sum" in bench.warned[0]
+
+
+def test_set_aside_steps_go_when_the_run_has_passed_them(tmp_path: Path) -> None:
+    """Not before three sound later steps stand; a link in their place is removed itself; other names stay."""
+    bench = Bench(tmp_path)
+    for step in (1, 2, 3):
+        assert bench.save(step)
+    prepare_resume(bench.run, TABLE, step=1, note=bench.warned.append)
+    ckpt, elsewhere = bench.path / "ckpt", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").write_text("")
+    (ckpt / ".aside-step-00000001-9").symlink_to(elsewhere)
+    (ckpt / ".aside-mine").mkdir()
+
+    def aside() -> list[str]:
+        return sorted(path.name for path in ckpt.iterdir() if path.name.startswith(".aside"))
+
+    both = [".aside-step-00000002-1", ".aside-step-00000003-1"]
+    assert bench.save(2) and bench.save(3) and aside() == [".aside-mine", ".aside-step-00000001-9", *both]
+    assert bench.save(4) and aside() == [".aside-mine", *both]  # 2, 3, 4 stand: step 1 itself has gone as well
+    assert bench.save(5) and aside() == [".aside-mine", both[1]]
+    assert bench.save(6) and aside() == [".aside-mine"]
+    assert (elsewhere / "kept").exists() and bench.warned == [f"set {name[7:-2]} aside as {name}." for name in both]
+
+
 def test_digest_depends_on_every_part() -> None:
     s = snapshot(3)
-    whole = state_digest(s.params, s.m, s.v, s.step, s.position)
-    assert len(whole) == 16 and int(whole, 16) >= 0 and whole == s.digest()
+    whole = s.digest()
+    assert len(whole) == 16 and int(whole, 16) >= 0
     flipped = s.m.copy()
     flipped.view(np.uint32)[-1] ^= 1
     others = [
-        state_digest(s.params, flipped, s.v, s.step, s.position),
-        state_digest(s.m, s.params, s.v, s.step, s.position),
-        state_digest(s.params, s.v, s.m, s.step, s.position),
-        state_digest(s.params, s.m, s.v, 4, s.position),
-        state_digest(s.params, s.m, s.v, s.step, (1, 9)),
-        state_digest(s.params, s.m, s.v, s.step, (0, 10)),
+        Snapshot(3, s.params, flipped, s.v, s.position),
+        Snapshot(3, s.m, s.params, s.v, s.position),
+        Snapshot(3, s.params, s.v, s.m, s.position),
+        Snapshot(4, s.params, s.m, s.v, s.position),
+        Snapshot(3, s.params, s.m, s.v, (s.position[0] + 1, s.position[1])),
+        Snapshot(3, s.params, s.m, s.v, (s.position[0], s.position[1] + 1)),
+        Snapshot(3, s.params[:-1], s.m[:-1], s.v[:-1], s.position),
     ]
-    assert len({whole, *others}) == 7
+    assert len({whole, *(other.digest() for other in others)}) == 8
 
 
 def test_digest_is_the_same_in_every_release() -> None:
     ramp = np.arange(5, dtype=np.float32)
-    assert state_digest(ramp, -ramp, ramp / 3, 30, (1, 2)) == "eb5100170be4b61a"
+    assert Snapshot(30, ramp, -ramp, ramp / 3, (1, 2)).digest() == "8e94025d4cf7eb0c"
 
 
 def test_tables_with_holes_or_equal_names_are_our_own_mistake() -> None:

@@ -110,6 +110,13 @@ MUTANTS = (
         checks.round_trip,
     ),
     Mutant("digest not compared", "files", "    if digest.hexdigest() != sha256:", "    if False:", checks.damage),
+    Mutant(
+        "state's digest not compared",
+        "files",
+        "    if found != manifest.state_digest:",
+        "    if False:",
+        checks.corrupted_while_written,
+    ),
     Mutant("run not compared", "files", "    if manifest.run_id != run_id:", "    if False:", checks.damage),
     Mutant(
         "more files accepted",
@@ -142,6 +149,16 @@ MUTANTS = (
     Mutant("damaged ones counted", "checkpoint", "good += self._sound(step)", "good += 1", checks.retention),
     Mutant("best forgotten", "checkpoint", "if (best and step == best[0]) or", "if", checks.retention),
     Mutant("not a number is best", "checkpoint", " and loss == loss]", "]", checks.retention),
+    Mutant("poison counted", "files", "    if not finite:", "    if False:", checks.retention),
+    Mutant("what was set aside stays", "checkpoint", "self._remove_asides(step)", "pass", checks.resume_sets_aside),
+    Mutant(
+        "what was set aside goes too early",
+        "checkpoint",
+        "            if good == self.keep:\n",
+        "            if good == 1:\n",
+        checks.resume_sets_aside,
+    ),
+    Mutant("device not compared", "checkpoint", "        check_device(snapshot)\n", "", checks.poisoned),
     Mutant("poison saved", "checkpoint", "        check_finite(snapshot, self.table)\n", "", checks.poisoned),
     Mutant(
         "another state under a step's name",
