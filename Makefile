@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 
-.PHONY: demo test lint format soak clean
+.PHONY: demo test lint format soak faults clean
 
 # Tokenise real text, train the `tiny` preset, print a sample.
 demo: $(VENV)/.core
@@ -11,6 +11,10 @@ demo: $(VENV)/.core
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -q -m "not slow"
+
+# The crash bench in full; it ends with the table that the README shows. `make test` runs a sample of it, `make soak` more.
+faults: $(VENV)/.dev
+	PTXTRAIN_FAULTS=full $(BIN)/python -m pytest -n 2 -q -m "not slow" tests/faults
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 -q -m slow

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import time
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from figures import FULL, HEADER_MEMORY, HEADER_SECONDS, HEADERS, Figures
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from statebench import NUMBERS, TABLE, Bench, same, snapshot
@@ -22,6 +24,18 @@ from ptxtrain.engine.tensorfile import Layout
 
 DATA = bytes(4 * NUMBERS)
 GOOD = {"__metadata__": {"format": "pt"}, **Layout(TABLE).entries}
+
+
+WORST = {"count": 0.0, "seconds": 0.0, "megabytes": 0.0}  # of the test that runs
+
+
+@pytest.fixture(autouse=True)
+def _counted(figures: Figures) -> Iterator[None]:
+    WORST.update(dict.fromkeys(WORST, 0.0))
+    yield
+    figures.add(HEADERS, WORST["count"])
+    figures.add(HEADER_SECONDS, WORST["seconds"])
+    figures.add(HEADER_MEMORY, WORST["megabytes"])
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +70,8 @@ def refused(bench: Bench) -> str:
         seconds, peak = time.monotonic() - start, tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
+    WORST["count"] += 1
+    WORST["seconds"], WORST["megabytes"] = max(WORST["seconds"], seconds), max(WORST["megabytes"], peak / 1e6)
     assert seconds < 1 and peak < 64e6, (seconds, peak)
     message = str(caught.value)
     assert "\n" not in message and len(message) < 600
@@ -190,6 +206,63 @@ HEADER = st.dictionaries(st.sampled_from(["__metadata__", *Layout(TABLE).entries
 def test_any_header_is_refused(bench: Bench, header: bytes, length: int | None) -> None:
     plant(bench, file_of(header, length=length))
     refused(bench)
+
+
+NASTY = (0, -1, 1, 2**31, 2**63, 2**64, -(2**63), 1e308, float("nan"), float("-inf"), True, None, "", "F32", "x" * 500)
+NASTY += ([], {}, [[]], [0, 4], [2**62, 2**62], [[[[[[[[]]]]]]]], {"a": {"a": {}}})
+
+
+def fuzzed(rng: random.Random) -> bytes:
+    """A weights file whose header is a good one with some of it changed: never one that could be loaded."""
+    values = {name: {key: value for key, value in entry.items()} for name, entry in GOOD.items()}
+    name = rng.choice(list(GOOD))
+    kind = rng.randrange(8)
+    if kind == 0:
+        return file_of(rng.randbytes(rng.randrange(400)), length=rng.choice((None, rng.getrandbits(64))))
+    if kind == 1:  # flipped bytes; one that leaves the meaning the same (a space's place) is not among them
+        data = bytearray(text(GOOD))
+        at = rng.choice([i for i, byte in enumerate(data) if chr(byte).isalnum()])
+        data[at] = rng.choice(b"!#/;~\x7f\xff")
+        return file_of(bytes(data))
+    if kind == 2:
+        return file_of(text(GOOD), length=rng.choice((rng.getrandbits(64), rng.randrange(len(text(GOOD))))))
+    if kind == 3:
+        del values[rng.choice([key for key in GOOD if key != "__metadata__"])]
+    elif kind == 4:
+        values[f"t{rng.random()}"] = rng.choice(NASTY)
+    elif kind == 5 or name == "__metadata__":
+        values["final_norm"] = rng.choice(NASTY)
+    elif kind == 6:
+        key = rng.choice(list(values[name]))
+        values[name][key] = rng.choice([nasty for nasty in NASTY if nasty != values[name][key]])
+    else:
+        offsets = values[name]["data_offsets"]
+        at = rng.randrange(2)
+        values[name]["data_offsets"] = [
+            *offsets[:at],
+            offsets[at] + rng.choice((-4, 4, 1, -1, 2**40)),
+            *offsets[at + 1 :],
+        ]
+    return file_of(text(values))
+
+
+def fuzz(bench: Bench, count: int, seed: int) -> None:
+    rng = random.Random(seed)
+    for _ in range(count):
+        plant(bench, fuzzed(rng))
+        refused(bench)
+
+
+def test_fuzzed_headers(bench: Bench) -> None:
+    """Good headers with something changed, each with a manifest that vouches for it."""
+    fuzz(bench, 3000 if FULL else 300, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_a_hundred_thousand_fuzzed_headers(bench: Bench, seed: int) -> None:
+    """The same, 100,000 times in all."""
+    fuzz(bench, 12_500, seed)
 
 
 @settings(max_examples=200, deadline=None)

@@ -1,4 +1,7 @@
-"""Every promise of the save protocol on the real modules, then on mutants of one line, each of which must break one."""
+"""Every promise of the save protocol on the real modules, then on mutants of one line, each of which must break one.
+
+The checks are `tests/engine/statechecks.py`: a save of a few numbers, traced, cut off, failed and damaged in every place.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +10,23 @@ from typing import NamedTuple
 
 import pytest
 import statechecks as checks
+from figures import CAUGHT, DISK_ERRORS, DISK_STATES, SIMULATED, TRIED, Figures
 from statebench import Modules, mutant
 from statechecks import CHECKS, Check
 
 from ptxtrain.engine.errors import PtxtrainError
 
+COUNTED = {"kills": SIMULATED, "power_cut": DISK_STATES, "disk_errors": DISK_ERRORS}
+
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-def test_promise(check: Check, tmp_path: Path) -> None:
+def test_promise(check: Check, tmp_path: Path, figures: Figures) -> None:
     """The enumerating checks return how many states they looked at."""
     count = check(Modules(), tmp_path / "bench")  # type: ignore[func-returns-value]
     assert count is None or count > 50
+    if check.__name__ in COUNTED:
+        assert count is not None
+        figures.add(COUNTED[check.__name__], count)
 
 
 class Mutant(NamedTuple):
@@ -171,7 +180,9 @@ MUTANTS = (
 
 
 @pytest.mark.parametrize("mutation", MUTANTS, ids=lambda mutation: mutation.what)
-def test_mutant_is_caught(mutation: Mutant, tmp_path: Path) -> None:
+def test_mutant_is_caught(mutation: Mutant, tmp_path: Path, figures: Figures) -> None:
+    figures.add(TRIED, 1)
     modules = mutant(mutation.stem, mutation.old, mutation.new)
     with pytest.raises((AssertionError, PtxtrainError, OSError)):
         mutation.check(modules, tmp_path / "bench")
+    figures.add(CAUGHT, 1)
