@@ -13,7 +13,9 @@ from typing import TypeAlias
 
 from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardSpec
 from ptxtrain.ptx.gemm_spec import GemmSpec
+from ptxtrain.ptx.decode_spec import AppendSpec, DecodeSpec
 from ptxtrain.ptx.gemv_spec import GemvSpec
+from ptxtrain.ptx.kit_spec import TypedPartSpec, TypedRowSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -135,9 +137,13 @@ class NormBackwardSpec:
 
 @dataclass(frozen=True, slots=True)
 class PartsSpec:
-    """One thread to `vector` neighbouring elements, whose parts it adds in order; `unroll` loads are in flight before that."""
+    """One thread to `vector` neighbouring elements, whose parts it adds in order; `unroll` loads are in flight before that.
+
+    `fresh`: the sum starts at 0, not at what the output holds.
+    """
 
     vector: int = 1
+    fresh: bool = False
     threads: int = 64
     unroll: int = 16
 
@@ -298,6 +304,8 @@ Spec: TypeAlias = (
     | GemmSpec
     | AttentionSpec
     | GemvSpec
+    | TypedPartSpec
+    | TypedRowSpec
 )
 
 # What each stem is rendered from unless its op asks for something else.
@@ -320,6 +328,8 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "gradnorm_finish": OneBlockSpec(warps=1),
         "gradnorm_partial": NormPartSpec(),
         "matmul": MatmulSpec(),
+        "layernorm_backward": TypedPartSpec(),
+        "layernorm_forward": TypedRowSpec(),
         "loss_sum": OneBlockSpec(warps=8),
         "norm_gemv": GemvSpec(),
         "rmsnorm_backward": NormBackwardSpec(),
@@ -327,6 +337,8 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "rope": RowSpec(),
         "state_digest_finish": DigestSpec(),
         "state_digest_partial": DigestSpec(),
+        "softmax_backward": TypedRowSpec(),
+        "softmax_forward": TypedRowSpec(),
         "swiglu_backward": ActivationSpec(),
         "swiglu_forward": ActivationSpec(),
     }

@@ -4,5 +4,14 @@ from __future__ import annotations
 
 from ptxtrain.engine.kit.contracts import ContractError
 from ptxtrain.engine.kit.core import on
+from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward
+from ptxtrain.engine.kit.softmax import softmax_backward, softmax_forward
 
-__all__ = ["ContractError", "on"]
+__all__ = [
+    "ContractError",
+    "layernorm_backward",
+    "layernorm_forward",
+    "on",
+    "softmax_backward",
+    "softmax_forward",
+]

@@ -28,14 +28,15 @@ def into(
 
 def parts(
     rec: Recorder,
-    out: Buffer,  # [count] f32, starts at what it holds
+    out: Buffer,  # [count] f32, starts at what it holds, or at 0 when fresh
     partial: Buffer,  # [parts, count] f32
     *,
     parts: int,
     count: int,
+    fresh: bool = False,
 ) -> None:
-    """out += the parts, in order."""
-    op, spec = "add.parts", PartsSpec(vector=vector(rec, count, out, partial))
+    """out += the parts, in order; or out = their sum when `fresh`."""
+    op, spec = "add.parts", PartsSpec(vector=vector(rec, count, out, partial), fresh=fresh)
     sizes(op, parts=parts, count=count)
     holds(op, "out", out, count, "f32")
     holds(op, "partial", partial, parts * count, "f32")

@@ -29,6 +29,11 @@ def is_bf16(op: str, dtype: str) -> np.uint32:
     return np.uint32(dtype == "bf16")
 
 
+def of_kit(op: str, dtype: str) -> None:
+    """The kit's kernels are there for each of three dtypes."""
+    require(op, dtype in ("f16", "bf16", "f32"), f'dtype is "{dtype}", must be "f16", "bf16" or "f32"')
+
+
 def holds(op: str, name: str, buffer: Buffer, count: int, dtype: str) -> None:
     """The buffer must have room for `count` numbers."""
     needed = count * ITEM_SIZES[dtype]

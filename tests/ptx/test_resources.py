@@ -17,7 +17,7 @@ import pytest
 
 from ptxtrain.engine.kernels import rendered
 from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
-from ptxtrain.ptx import attention_spec, gemv_spec, occupancy, specs
+from ptxtrain.ptx import attention_spec, gemv_spec, kit_spec, occupancy, specs
 from ptxtrain.ptx.gemm_spec import Epilogue, choose
 from ptxtrain.ptx.matmul_spec import CHOICES
 
@@ -41,7 +41,10 @@ def every_spec() -> list[tuple[str, Any]]:
         found[stem].append(specs.ActivationSpec(wide=True))
     found["swiglu_forward"] += [specs.ActivationSpec(stream=True), specs.ActivationSpec(wide=True, stream=True)]
     found["rmsnorm_forward"].append(specs.NormSpec(stream=True))
-    found["add_parts"].append(specs.PartsSpec(vector=4))
+    found["add_parts"] += [specs.PartsSpec(vector, fresh) for vector, fresh in ((4, False), (1, True), (4, True))]
+    for stem in ("layernorm_forward", "softmax_backward", "softmax_forward"):
+        found[stem] = [kit_spec.TypedRowSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
+    found["layernorm_backward"] = [kit_spec.TypedPartSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
     found["norm_gemv"] = list(gemv_spec.SHOWN)
     found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
