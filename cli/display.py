@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from ptxtrain.engine.memory import size as size
 from ptxtrain.engine.progress import FLOPS_FORMULA, Curve, StepReport, View, draw_curve
 
 if TYPE_CHECKING:
@@ -56,9 +57,9 @@ class _Lasting:
 
 def amount(number: float) -> str:
     """Three digits and a letter: 1.31M, 12.0k, 940."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(number) >= size:
-            value = number / size
+    for unit, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(number) >= unit:
+            value = number / unit
             return f"{value:.{max(0, 2 - len(str(int(abs(value)))) + 1)}f}{letter}"
     return f"{number:.0f}"
 
@@ -73,15 +74,6 @@ def duration(seconds: float) -> str:
     if whole >= 60:
         return f"{whole // 60}m {whole % 60:02}s"
     return f"{whole}s"
-
-
-def size(count: float) -> str:
-    """Bytes in binary units: 512 B, 1.5 MiB, 23.4 GiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def tflops(flops: float) -> str:

@@ -7,7 +7,7 @@ alone: a loader made at the position of another reads what the other would have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,6 +95,15 @@ class Loader:
             file, token = (file + 1) % len(self.shards), 0
         return Position(file, token)
 
+    def spans(self, position: Position, sequences: int) -> Iterator[tuple[Position, int]]:
+        """Where the sequences from a position on lie: the start of each run of neighbours, and how many those are."""
+        position = self._next(position)
+        while sequences:
+            rows = min(sequences, (self.shards[position.file].count - 1 - position.token) // self.context)
+            yield position, rows
+            sequences -= rows
+            position = self._next(Position(position.file, position.token + rows * self.context))
+
     def read(
         self,
         sequences: int,
@@ -107,18 +116,18 @@ class Loader:
             DataError: a shard is not what it was, or holds an id that is not below the vocabulary size.
         """
         assert tokens.shape == targets.shape == (sequences, self.context)
-        position, done = self._position, 0
-        while done < sequences:
-            shard = self.shards[position.file]
-            rows = min(sequences - done, (shard.count - 1 - position.token) // self.context)
+        done, position = 0, self._position
+        for start, rows in self.spans(self._position, sequences):
+            if start.file != position.file:
+                self.shards[position.file].close()  # one map at a time, however many shards
             part = slice(done, done + rows)
-            _fill(shard, position.token, tokens[part], targets[part], self.vocab_size)
+            _fill(self.shards[start.file], start.token, tokens[part], targets[part], self.vocab_size)
             done += rows
-            moved = self._next(Position(position.file, position.token + rows * self.context))
-            if moved.file != position.file:
-                shard.close()  # one map at a time, however many shards
-            position = moved
-        self._position = position
+            position = Position(start.file, start.token + rows * self.context)
+        moved = self._next(position)
+        if moved.file != position.file:
+            self.shards[position.file].close()
+        self._position = moved
 
 
 class ValidationReader:

@@ -1,14 +1,13 @@
 """Reads ahead: while step k runs, a host thread reads and sorts step k + 1 into the other of two batches.
 
-A batch is filled again once `release` says that its contents have been taken over; the pinned memory that the device copies from
-is the step's own.
+The device copies straight from a batch, so that it is filled again only once `release` says that its step has ended.
 """
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
@@ -16,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 I32: TypeAlias = npt.NDArray[np.int32]
+
+_LOOK = 0.1  # seconds between two looks at whether to stop, while a read takes long
 
 
 class SequenceReader(Protocol):
@@ -53,9 +54,13 @@ class Batch:
 
 
 class Feeder:
-    """Two batches in turn, filled by a thread of its own. `take` and `release` are called by one other thread.
+    """Batches in turn, filled by a thread of its own. `take` and `release` are called by one other thread.
 
-    `steps`: how many batches will be taken at most; nothing is read past them.
+    Args:
+        reader: where the sequences come from.
+        sort: the counting sort of a micro-batch's rows.
+        buffers: the host memory of each batch, as in `Batch`: two, so that one is filled while the device works on the other.
+        steps: how many batches will be taken at most; nothing is read past them.
     """
 
     def __init__(
@@ -63,38 +68,31 @@ class Feeder:
         reader: SequenceReader,
         sort: Sort,
         *,
-        sequences: int,
-        micro_batch: int,
-        context: int,
-        vocab: int,
+        buffers: Sequence[tuple[I32, I32, I32, I32]],
         steps: int,
     ) -> None:
         self._reader = reader
         self._sort = sort
-        self._vocab = vocab
         self._steps = steps
         self._free: queue.SimpleQueue[Batch | None] = queue.SimpleQueue()
         self._full: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
-        parts = sequences // micro_batch
-
-        for _ in range(2):
-            self._free.put(
-                Batch(
-                    tokens=np.empty((sequences, context), np.int32),
-                    targets=np.empty((sequences, context), np.int32),
-                    order=np.empty((parts, micro_batch * context), np.int32),
-                    starts=np.empty((parts, vocab + 1), np.int32),
-                )
-            )
+        for arrays in buffers:
+            self._free.put(Batch(*arrays))
         self._thread = threading.Thread(target=self._work, name="feeder", daemon=True)
         self._thread.start()
 
-    def take(self) -> Batch:
-        """The next step's batch, waiting for it if need be. Raises what the reader raised."""
-        batch = self._full.get()
-        if isinstance(batch, BaseException):
-            raise batch
-        return batch
+    def take(self, stopping: Callable[[], bool] = lambda: False) -> Batch | None:
+        """The next step's batch, waiting for it if need be; None once `stopping` says so. Raises what the reader raised."""
+        while True:
+            try:
+                batch = self._full.get(timeout=_LOOK)
+            except queue.Empty:
+                if stopping():
+                    return None
+                continue
+            if isinstance(batch, BaseException):
+                raise batch
+            return batch
 
     def release(self, batch: Batch) -> None:
         """The contents of `batch` are needed no more: it may be filled again."""
@@ -124,4 +122,4 @@ class Feeder:
         batch.count = int(np.count_nonzero(batch.targets >= 0))
         for index in range(len(batch.order)):
             tokens, _, order, starts = batch.micro_batch(index)
-            self._sort(tokens.reshape(-1), self._vocab, order, starts)
+            self._sort(tokens.reshape(-1), len(starts) - 1, order, starts)

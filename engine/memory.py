@@ -27,6 +27,15 @@ def limit() -> int | None:
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+def size(count: float) -> str:
+    """Bytes in binary units: 512 B, 1.5 MiB, 23.4 GiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def host_free(proc: Path = Path("/proc"), cgroups: Path = _CGROUPS) -> int | None:
     """Bytes that this process can still take before the system swaps or ends it; None where that cannot be told.
 

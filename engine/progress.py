@@ -7,6 +7,7 @@ has gone away.
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class StepReport:
     tokens_per_second: float
     flops_per_second: float
     seconds: float  # this step
-    host_wait: float  # of which the device waited for the host's next batch
+    device_wait: float  # of which the device had nothing to do until the host queued more
     eta: float  # until the last step
 
 
@@ -73,8 +74,13 @@ class Meter:
         """The mean length of the last few steps; None before the first has finished."""
         return sum(self._seconds) / len(self._seconds) if self._seconds else None
 
+    @property
+    def median(self) -> float | None:
+        """The median of the same, which one slow step does not move."""
+        return statistics.median(self._seconds) if self._seconds else None
+
     def report(
-        self, step: int, loss: float, grad_norm: float, lr: float, seconds: float, host_wait: float
+        self, step: int, loss: float, grad_norm: float, lr: float, seconds: float, device_wait: float
     ) -> StepReport:
         """Take a finished step in."""
         if len(self._seconds) == 1 and self._seconds[0] > 2 * seconds:
@@ -92,7 +98,7 @@ class Meter:
             tokens_per_second=rate,
             flops_per_second=rate * self._flops_token,
             seconds=seconds,
-            host_wait=host_wait,
+            device_wait=device_wait,
             eta=(self._steps - step) * mean,
         )
 

@@ -23,6 +23,7 @@ from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
 from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.engine.preflight import check_disk, make_step
 from ptxtrain.engine.progress import Cadence, View
 from ptxtrain.engine.rundir import RunDirectory, data_id
 from ptxtrain.engine.sampler import Sampling, generate
@@ -84,7 +85,7 @@ def train(
         view.history(_losses(run, start.step))
         try:
             with stop.raising():
-                loader, validation, step = _ready(config, dataset, device, start, view)
+                config, loader, validation, step = _ready(run, config, dataset, device, start, last, view)
         except StopRequested:
             stop.describe = lambda: f"step {start.step} is being saved"
             saver.submit(start)
@@ -102,7 +103,7 @@ def train(
             last=last,
             reader=loader,
             sort=sort_rows,
-            locate=lambda position: f"{dataset.train[position.file].path}, token {position.token:,}",
+            locate=lambda number, position: _batch(loader, run, number, position, config),
             validation=validation,
             sample=lambda stopping: _sample(step, config, dataset.end_of_text, decode, run.info.seed, stopping),
             saves=saver,
@@ -120,14 +121,18 @@ def train(
 
 
 def _ready(
-    config: Config, dataset: Dataset, device: Device, start: Snapshot, view: View
-) -> tuple[Loader, tuple[I32, I32] | None, TrainStep]:
-    """Everything that a step needs, cheap things first: data that cannot be used is found before kernels are compiled."""
+    run: RunDirectory, config: Config, dataset: Dataset, device: Device, start: Snapshot, last: int, view: View
+) -> tuple[Config, Loader, tuple[I32, I32] | None, TrainStep]:
+    """Everything that a step needs, cheap things first: data that cannot be used is found before kernels are compiled.
+
+    The config comes back with a smaller micro-batch where its own does not fit the memory.
+    """
     model = config.model
+    check_disk(run, config, last, view.note)
     loader = Loader(dataset.train, model.context, model.vocab_size, Position(*start.position))
     validation = _validation(dataset.val, config, view)
     view.phase("making the kernels ready")
-    step = TrainStep(config, device)
+    config, step = make_step(config, device, view.note)
     for note in step.ways.notes:
         view.note(note)
     step.load(start.params, start.m, start.v)
@@ -137,7 +142,17 @@ def _ready(
             f"{start.sum():016x}; its memory, the bus or its driver is faulty"
         )
     view.phase("")
-    return loader, validation, step
+    return config, loader, validation, step
+
+
+def _batch(loader: Loader, run: RunDirectory, step: int, position: Position, config: Config) -> str:
+    """A step's batch in words: its sequences, where they lie, and the command that prints them."""
+    context = config.model.context
+    parts = [
+        f"{rows} sequence{'s' if rows > 1 else ''} of {context} from token {start.token:,} of {loader.shards[start.file].path}"
+        for start, rows in loader.spans(position, config.batch.sequences)
+    ]
+    return f"{' and '.join(parts)}; `ptxtrain inspect-batch {run.path} --step {step}` prints them"
 
 
 def _newest(saver: Saver, start: Snapshot) -> str:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
 from ptxtrain.engine import init
 from ptxtrain.engine.config import Config
-from ptxtrain.engine.device.base import Array, Device, Event, Plan
+from ptxtrain.engine.device.base import Device, Plan
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.inference import Inference
 from ptxtrain.engine.init import F32
@@ -26,6 +25,7 @@ from ptxtrain.engine.leaves import memory_plan, merges_after, tree_depth
 from ptxtrain.engine.model import I32, Gradient, Model, Weights
 from ptxtrain.engine.ops import adamw, add, cast, gradnorm, scalars, state_digest
 from ptxtrain.engine.parameters import Flat, matrix_count, parameter_count, parameter_table
+from ptxtrain.engine.staging import Staging, StateCopy, StepResult, joined
 from ptxtrain.engine.ways import resolve
 
 __all__ = ["StepResult", "TrainStep", "memory_plan"]
@@ -33,64 +33,11 @@ __all__ = ["StepResult", "TrainStep", "memory_plan"]
 _AHEAD = 2  # steps whose host buffers are apart: one may run while the next is queued
 
 
-class StepResult:
-    """A step's loss, gradient norm and the sum of the state behind it, on their way back from the device."""
-
-    def __init__(self, event: Event, host: F32, halves: Array, targets: int) -> None:
-        self._event, self._host, self._halves, self._targets = event, host, halves, targets
-        self._values: tuple[float, float] | None = None
-        self._sum = 0
-
-    def done(self) -> bool:
-        """Whether `wait` would return at once."""
-        return self._values is not None or self._event.done()
-
-    def wait(self) -> tuple[float, float]:
-        """The mean loss in nats per target and the global gradient norm before clipping.
-
-        Raises:
-            DeviceError: something that was queued failed.
-        """
-        if self._values is None:
-            self._event.wait()
-            total, norm = float(self._host[scalars.COUNT]), float(self._host[scalars.GRAD_NORM])
-            self._values = (total / self._targets, norm)
-            self._sum = _joined(self._halves)
-        return self._values
-
-    @property
-    def state_sum(self) -> int:
-        """`engine.digest.state_sum` of weights, m and v behind the step. Waits."""
-        self.wait()
-        return self._sum
-
-
-def _joined(halves: Array) -> int:
-    """The 64 bits of [2] u32, the lower half first."""
-    return int(halves[1]) << 32 | int(halves[0])
-
-
-class _Staging:
-    """Pinned host memory for one step: what goes up and what comes back."""
-
-    def __init__(self, device: Device, micro_batches: int, rows: int, vocab: int) -> None:
-        def pinned(shape: tuple[int, ...], dtype: npt.DTypeLike) -> Array:
-            return device.pinned(4 * int(np.prod(shape))).view(dtype).reshape(shape)
-
-        self.tokens: I32 = pinned((micro_batches, rows), np.int32)
-        self.targets: I32 = pinned((micro_batches, rows), np.int32)
-        self.order: I32 = pinned((micro_batches, rows), np.int32)
-        self.starts: I32 = pinned((micro_batches, vocab + 1), np.int32)
-        self.scalars: F32 = pinned((scalars.COUNT,), np.float32)
-        self.back: F32 = pinned((scalars.COUNT + 1,), np.float32)  # the scalars, then the sum of the losses
-        self.state_sum: Array = pinned((2,), np.uint32)
-        self.result: StepResult | None = None
-
-
 class TrainStep:
     """Weights, AdamW's state and the plans of a step. See the module's text and each method.
 
-    A step is `begin`, `micro_batch` 0 … S/B - 1, `finish`. Host arrays that are passed in may be reused at once. After
+    A step is `begin`, `micro_batch` 0 … S/B - 1, `finish`. Host arrays that are passed in may be reused at once, but for
+    those of `buffers`, which the device reads itself: they must stay as they are until the step has ended. After
     `Device.interrupt` and `synchronize` a step that had not come to `finish` has changed nothing: `begin` starts it
     over.
     """
@@ -131,8 +78,9 @@ class TrainStep:
         )
         self._record()
         self._staging = [
-            _Staging(device, self.micro_batches, self.model.rows, config.model.vocab_size) for _ in range(_AHEAD)
+            Staging(device, self.micro_batches, self.model.rows, config.model.vocab_size) for _ in range(_AHEAD)
         ]
+        self._pinned_rows = {address for staging in self._staging for address in staging.rows()}
         self._turn = 0  # which staging
         self._next: int | None = None  # the micro-batch that comes next; None between steps
         self._targets = 0
@@ -248,18 +196,28 @@ class TrainStep:
 
     def snapshot(self) -> tuple[F32, F32, F32]:
         """Copies of the parameters, m and v, each f32 [parameters]. Waits."""
-        out = tuple(np.empty(self.count, np.float32) for _ in range(3))
-        for values, buffer in zip(out, (self.params, self.m, self.v), strict=True):
-            self.device.download(values, buffer)
-        self.device.synchronize()
-        return out[0], out[1], out[2]
+        return self.begin_snapshot().wait()
 
     def state_sum(self) -> int:
         """`engine.digest.state_sum` of what the device holds now, computed there. Waits."""
         self.device.run(self._state_sum_plan)
-        return _joined(self.device.read(self._state_sum, np.uint32, (2,)))
+        return joined(self.device.read(self._state_sum, np.uint32, (2,)))
+
+    def begin_snapshot(self) -> StateCopy:
+        """Queue copies of the parameters, m and v as they are behind what is queued so far. The host goes on at once, and
+        so does the device once it has copied."""
+        device, size = self.device, 4 * self.count
+        params, m, v = (device.pinned(size).view(np.float32) for _ in range(3))
+        for values, buffer in ((params, self.params), (m, self.m), (v, self.v)):
+            device.download(values, buffer)
+        return StateCopy(device.record(), (params, m, v))
 
     # A step.
+
+    def buffers(self) -> list[tuple[I32, I32, I32, I32]]:
+        """Pinned host memory for the input of steps in turn: tokens and targets [S, T], order [M, N], starts [M, V + 1]."""
+        shape = (self.config.batch.sequences, self.config.model.context)
+        return [(one.tokens.reshape(shape), one.targets.reshape(shape), one.order, one.starts) for one in self._staging]
 
     def begin(self, targets: int) -> None:
         """Start a step that has `targets` targets in all (those that are not ignored): gradients are scaled by 1 /
@@ -298,8 +256,11 @@ class TrainStep:
             ("order", staging.order, order),
             ("starts", staging.starts, starts),
         ):
-            host[index] = values.reshape(-1)
-            device.upload(model[name], host[index])
+            source = values.reshape(-1)
+            if source.ctypes.data not in self._pinned_rows:
+                host[index] = source
+                source = host[index]
+            device.upload(model[name], source)
         height = leaf.bit_count()
         if within == 0:
             device.fill(self._stack[height].flat.buffer, 0)
@@ -332,7 +293,7 @@ class TrainStep:
         self._next = None
         return result
 
-    def _upload_scalars(self, staging: _Staging, first: int, count: int) -> None:
+    def _upload_scalars(self, staging: Staging, first: int, count: int) -> None:
         self.device.upload(self._scalars.view(4 * first, 4 * count), staging.scalars[first : first + count])
 
     def gradient(self) -> F32:

@@ -22,7 +22,7 @@ def _report(step: int, loss: float = 3.25) -> StepReport:
         tokens_per_second=12_345.0,
         flops_per_second=1.234e11,
         seconds=0.4,
-        host_wait=0.0,
+        device_wait=0.0,
         eta=3725.0,
     )
 

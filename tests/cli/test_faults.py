@@ -46,7 +46,9 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_before_saved(
         done = ptxtrain(*argv, "--run", run)
     assert done.code == 1
     assert "step 8: the loss is" in done.line and "step 7 is the newest saved" in done.line
-    assert f"{dataset.name}/train-000000.tok, token 896;" in done.line  # 7 steps of 8 sequences of 16 tokens
+    # 7 steps of 8 sequences of 16 tokens lie before it.
+    assert f"8 sequences of 16 from token 896 of {dataset}/train-000000.tok" in done.line
+    assert f"`ptxtrain inspect-batch {run} --step 8`" in done.line
     assert ptxtrain("resume", run).digest == whole.digest
 
 

@@ -43,6 +43,11 @@ def config(micro_batch: int = 1, **train: Any) -> Config:
 class FakeEvent:
     def __init__(self) -> None:
         self.flag = threading.Event()
+        self.at = 0.0
+
+    def since(self, earlier: FakeEvent) -> float:
+        assert self.done() and earlier.done()
+        return self.at - earlier.at
 
     def done(self) -> bool:
         return self.flag.is_set()
@@ -76,6 +81,7 @@ class FakeDevice:
         event = FakeEvent()
 
         def reach() -> None:
+            event.at = time.perf_counter()
             event.flag.set()
 
         reach.always = True  # type: ignore[attr-defined]
@@ -109,6 +115,19 @@ class FakeResult:
         return self._step.sums[self._number]
 
 
+class FakeCopy:
+    """Of the state behind what is queued so far."""
+
+    def __init__(self, step: FakeStep) -> None:
+        step.device.put(lambda: setattr(self, "arrays", (step.params.copy(), step.m.copy(), step.v.copy())))
+        self._event = step.device.record()
+        self.arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+
+    def wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        self._event.wait()
+        return self.arrays
+
+
 class FakeStep:
     """weights -= lr * mean of a hash of the tokens; m and v follow. Sequences are added one by one, so B does not show."""
 
@@ -125,6 +144,12 @@ class FakeStep:
         self.log: list[str] = []
         self.validating: Callable[[], None] = lambda: None
 
+    def buffers(self) -> list[tuple[I32, I32, I32, I32]]:
+        """Arrays full of nonsense, which is what the device would read that came too early or too late."""
+        size = SEQUENCES // self.micro_batches * CONTEXT
+        shapes = (SEQUENCES, CONTEXT), (SEQUENCES, CONTEXT), (self.micro_batches, size), (self.micro_batches, VOCAB + 1)
+        return [tuple(np.full(shape, -7, np.int32) for shape in shapes) for _ in range(2)]  # type: ignore[misc]
+
     def begin(self, targets: int) -> None:
         assert targets == SEQUENCES * CONTEXT
         self.queued = 0
@@ -134,11 +159,10 @@ class FakeStep:
         assert index == self.queued
         self.queued += 1
         assert np.array_equal(np.diff(starts), np.bincount(tokens.reshape(-1), minlength=VOCAB))
-        mine = tokens.copy()  # the caller may reuse its arrays at once
 
         def work() -> None:
             time.sleep(self.seconds)
-            for row in mine:
+            for row in tokens:  # only now, as a GPU's copy would
                 self.gradient[:] += np.cos(np.arange(WEIGHTS, dtype=np.float32) * row.sum()) / SEQUENCES
 
         self.device.put(work)
@@ -153,7 +177,7 @@ class FakeStep:
                 step, (float(abs(self.params).sum()), float(np.sqrt((self.gradient**2).sum())))
             )
             self.numbers[step] = (loss, norm)
-            if np.isfinite(norm):  # as the kernel has it
+            if np.isfinite(loss) and np.isfinite(norm):  # as the kernel has it
                 self.m[:] = 0.9 * self.m + self.gradient
                 self.v[:] = self.v + self.gradient**2
                 self.params[:] -= np.float32(lr) * self.m
@@ -168,9 +192,8 @@ class FakeStep:
         self.validating()
         return np.where(targets >= 0, np.float32(2.0), np.float32(0.0))
 
-    def snapshot(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        self.device.synchronize()
-        return self.params.copy(), self.m.copy(), self.v.copy()
+    def begin_snapshot(self) -> FakeCopy:
+        return FakeCopy(self)
 
 
 class FakeReader:
@@ -275,7 +298,7 @@ class Run:
             last=self.config.train.steps,
             reader=self.reader,
             sort=sort_rows,
-            locate=lambda position: f"{Path('shard.tok')}, token {position[1]}",
+            locate=lambda step, position: f"{Path('shard.tok')}, token {position[1]}",
             validation=(tokens, tokens.copy()) if validation else None,
             sample=lambda stopping: None if stopping() else (words.pop(0) if words else "text"),
             saves=self.saver,

@@ -16,7 +16,7 @@ def test_rates_and_time_left() -> None:
     report = meter.report(2, 4.0, 1.0, 0.1, 1.5, 0.2)
     assert meter.step_seconds == 1.0
     assert (report.tokens_per_second, report.flops_per_second, report.eta) == (1000, 10_000, 8.0)
-    assert (report.seconds, report.host_wait) == (1.5, 0.2)
+    assert (report.seconds, report.device_wait) == (1.5, 0.2)
 
 
 def test_a_slow_first_step_does_not_spoil_the_rate() -> None:
