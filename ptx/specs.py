@@ -304,6 +304,8 @@ Spec: TypeAlias = (
     | GemmSpec
     | AttentionSpec
     | GemvSpec
+    | DecodeSpec
+    | AppendSpec
     | TypedPartSpec
     | TypedRowSpec
 )
@@ -314,6 +316,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "adamw_update": ElementSpec(),
         "add_into": ElementSpec(),
         "add_parts": PartsSpec(),
+        "attention_decode": DecodeSpec(),
         "attention_dkv": DkvSpec(),
         "attention_dq": DqSpec(),
         "attention_forward": ForwardSpec(),
@@ -330,6 +333,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "matmul": MatmulSpec(),
         "layernorm_backward": TypedPartSpec(),
         "layernorm_forward": TypedRowSpec(),
+        "kv_append": AppendSpec(),
         "loss_sum": OneBlockSpec(warps=8),
         "norm_gemv": GemvSpec(),
         "rmsnorm_backward": NormBackwardSpec(),

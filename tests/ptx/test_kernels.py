@@ -17,13 +17,14 @@ SECTIONS = ["where this thread works", "pointers", "prologue", "loop", "epilogue
 OPS = {path.stem for path in (ROOT / "engine" / "ops").glob("*.py")} - {"__init__", "checks", "scalars"}
 OUTPUTS = {  # a kernel's parameters are outputs, inputs, sizes, scalars: how many of them are written
     "adamw_update": 4, "attention_dq": 2, "attention_forward": 2, "cross_entropy_forward": 2, "rmsnorm_backward": 2,
+    "kv_append": 3,
     "layernorm_backward": 3, "layernorm_forward": 3, "rmsnorm_forward": 2,
 }  # fmt: skip
 
 
 def op_of(stem: str) -> str:
     """The op that a file belongs to: `rmsnorm_backward` is a part of `rmsnorm`. Attention's PTX is the fast way's."""
-    if stem in SOURCES and stem.startswith("attention_"):
+    if stem in SOURCES and stem.startswith("attention_") and stem not in OPS:
         return "flash_attention"
     found = [op for op in OPS if stem == op or stem.startswith(op + "_")]
     assert len(found) == 1, f"{stem} belongs to {found or 'no op'}; ops are {sorted(OPS)}"

@@ -17,7 +17,7 @@ import pytest
 
 from ptxtrain.engine.kernels import rendered
 from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
-from ptxtrain.ptx import attention_spec, gemv_spec, kit_spec, occupancy, specs
+from ptxtrain.ptx import attention_spec, decode_spec, gemv_spec, kit_spec, occupancy, specs
 from ptxtrain.ptx.gemm_spec import Epilogue, choose
 from ptxtrain.ptx.matmul_spec import CHOICES
 
@@ -46,6 +46,7 @@ def every_spec() -> list[tuple[str, Any]]:
         found[stem] = [kit_spec.TypedRowSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
     found["layernorm_backward"] = [kit_spec.TypedPartSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
     found["norm_gemv"] = list(gemv_spec.SHOWN)
+    found["attention_decode"] = [decode_spec.DecodeSpec(head_dim) for head_dim in decode_spec.SHOWN_HEADS]
     found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
     for part, make in makers.items():
