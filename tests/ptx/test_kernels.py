@@ -24,7 +24,9 @@ OUTPUTS = {  # a kernel's parameters are outputs, inputs, sizes, scalars: how ma
 
 def op_of(stem: str) -> str:
     """The op that a file belongs to: `rmsnorm_backward` is a part of `rmsnorm`. Attention's PTX is the fast way's."""
-    if stem in SOURCES and stem.startswith("attention_") and stem not in OPS:
+    if stem in OPS:
+        return stem
+    if stem in SOURCES and stem.startswith("attention_"):
         return "flash_attention"
     found = [op for op in OPS if stem == op or stem.startswith(op + "_")]
     assert len(found) == 1, f"{stem} belongs to {found or 'no op'}; ops are {sorted(OPS)}"
