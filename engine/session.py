@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable, Sequence
 from importlib import resources
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -216,9 +216,12 @@ def _sample(
 
 def _losses(run: RunDirectory, upto: int) -> list[float]:
     """The losses of steps 1 to `upto`; of a step that two attempts ran, the later one's."""
+    lines: list[dict[str, Any]] = []
+    with contextlib.suppress(OSError):  # no regular file, no permission: as `Metrics` has said, and no reason to stop
+        lines = read_metrics(run.info.metrics)
     found = {
         line["step"]: line["loss"]
-        for line in read_metrics(run.info.metrics)
+        for line in lines
         if isinstance(line.get("step"), int) and isinstance(line.get("loss"), float) and line["step"] <= upto
     }
     return [found[step] for step in sorted(found)]
