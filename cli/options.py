@@ -45,6 +45,40 @@ def device_options(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def keep_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--keep` as `keep` and `--keep-every` as `keep_every`; `keep_settings` makes settings of them."""
+    function = click.option(
+        "--keep-every",
+        type=click.IntRange(0),
+        metavar="M",
+        help="Keep checkpoints of each M-th step for good; 0: none.",
+    )(function)
+    return click.option(
+        "--keep",
+        type=click.IntRange(2),
+        metavar="N",
+        help="Newest checkpoints to keep, besides the best by validation.",
+    )(function)
+
+
+def keep_settings(keep: int | None, keep_every: int | None) -> list[str]:
+    """What `keep_options` ask for, as settings."""
+    wanted = (("keep", keep), ("keep_every", keep_every))
+    return [f"train.{key}={value}" for key, value in wanted if value is not None]
+
+
+def accept_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--accept-data`, `-tokenizer`, `-kernels` and `-device` as `accept_data`, …; see `engine.identity`."""
+    for what, help_text in (
+        ("device", "Go on although the device is another kind than the run's: the bits will not be an unbroken run's."),
+        ("kernels", "Go on although the kernels were changed; likewise."),
+        ("tokenizer", "Go on although the data's tokenizer is another; text is still decoded by the run's own copy."),
+        ("data", "Go on although the data were changed: at the same place if they begin alike, else at their start."),
+    ):
+        function = click.option(f"--accept-{what}", is_flag=True, help=help_text)(function)
+    return function
+
+
 def checked_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--checked` as `checked`: True, or None to leave it to the environment."""
     return click.option(

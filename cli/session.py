@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,15 +68,18 @@ def start_run(
 def resume_run(
     path: Path | None,
     *,
+    step: int | None,
     steps: int | None,
     data: Path | None,
     overrides: Sequence[str],
-    accept_numerics: bool,
+    accept: Collection[str],
     wanted: str | None,
     threads: int | None,
 ) -> None:
-    """Carry on a run. Raises PtxtrainError and its kin."""
-    from ptxtrain.engine.checkpoint import NoCheckpoint, prepare_resume
+    """Carry on a run. Nothing in it is touched before everything that could refuse has been looked at. Raises PtxtrainError
+    and its kin."""
+    from ptxtrain.engine import identity
+    from ptxtrain.engine.checkpoint import NoCheckpoint, load_and_refused, make_ready
     from ptxtrain.engine.parameters import parameter_table
     from ptxtrain.engine.session import numerics_id, untrained
 
@@ -87,26 +90,29 @@ def resume_run(
         with stop.raising():
             config = changed(run.config, overrides)
             try:
-                start = prepare_resume(run, parameter_table(config.model), note=say)
+                start, refused = load_and_refused(path, parameter_table(config.model), step=step, note=say)
             except NoCheckpoint:
+                if step:
+                    raise
                 say(f"{path} has no checkpoint: it starts again from step 0")
-                start = untrained(config, run.info.seed)
+                start, refused = untrained(config, run.info.seed), set()
             last = steps if steps is not None else config.train.steps
             if start.step >= last:
                 _finished(path, start, last, steps is not None)
                 return
-            dataset = _same_dataset(config, data, run)
+            dataset = run_dataset(config, data)
             device = _open(wanted, threads)
             numerics = numerics_id(device)
-            if numerics != run.info.numerics_id:
-                what = f"the run's numbers were made by [{run.info.numerics_id}], here they would be by [{numerics}]"
-                if not accept_numerics:
-                    raise PtxtrainError(
-                        f"{path}: {what}. Resume it there, or accept bits other than an unbroken run's by --accept-numerics"
-                    )
-                say(f"accepted: {what}")
+            accepted = identity.refuse(path, identity.changes(start, run.info, dataset, numerics), accept)
+            for change in accepted:
+                say(f"accepted: {change.text}")
+            if any(change.what == "data" for change in accepted):
+                start.position = identity.start_position(start, run.info, dataset)
+                say(f"going on at {dataset.train[start.position[0]].path}, token {start.position[1]:,}")
+            make_ready(run, start, refused, note=say)
         say(f"resuming {path} behind step {start.step}")
-        _train(run, config, dataset, device, start, last, numerics, stop)
+        names = [change.what for change in accepted]
+        _train(run, config, dataset, device, start, last, numerics, stop, names)
 
 
 def changed(config: Config, overrides: Sequence[str]) -> Config:
@@ -164,20 +170,14 @@ def _phases() -> Callable[[str, int, int], None]:
     return progress
 
 
-def _same_dataset(config: Config, data: Path | None, run: RunDirectory) -> Dataset:
-    """The dataset that the run was made with, wherever it lies now."""
+def run_dataset(config: Config, data: Path | None) -> Dataset:
+    """What lies where the run's dataset lay, or at `data`. Raises PtxtrainError where nothing does."""
     from ptxtrain.data.shards import Dataset
 
     place = data or Path(config.data.path)
     if not place.is_dir():
         raise PtxtrainError(f"the run's dataset is not at {place}; say where it is now with --data DIR")
-    dataset = Dataset(place)
-    if dataset.identity() != run.info.data:
-        raise PtxtrainError(
-            f"{place} is not the data that {run.path} was made with (a shard's order, size or digest differs); "
-            "say where that lies with --data DIR, or start another run"
-        )
-    return dataset
+    return Dataset(place)
 
 
 def _open(wanted: str | None, threads: int | None, checked: bool | None = None) -> Device:
@@ -197,6 +197,7 @@ def _train(
     last: int,
     numerics: str,
     stop: Stop,
+    accepted: Sequence[str] = (),
 ) -> None:
     from ptxtrain.data.tokenizer import load_tokenizer
     from ptxtrain.engine import session
@@ -217,6 +218,7 @@ def _train(
             decode=tokenizer.decode,
             stop=stop,
             view=view,
+            accepted=accepted,
         )
     finally:
         view.close()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxtrain.cli.options import Cadence, checked_option, device_options, way_option
+from ptxtrain.cli.options import Cadence, checked_option, device_options, keep_options, keep_settings, way_option
 
 if TYPE_CHECKING:
     from ptxtrain.engine.config import Config
@@ -33,6 +33,7 @@ Examples:
 @click.option("--steps", type=click.IntRange(1), help="Length of the run, schedule included. [default: the preset's]")
 @click.option("--save-every", type=Cadence(), help="Checkpoint interval: 500, 90s, 10m, 2h. [default: the preset's]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the preset; repeatable.")
+@keep_options
 @way_option
 @device_options
 @checked_option
@@ -45,6 +46,8 @@ def command(
     steps: int | None,
     save_every: tuple[str, str] | None,
     settings: tuple[str, ...],
+    keep: int | None,
+    keep_every: int | None,
     way: str | None,
     wanted: str | None,
     threads: int | None,
@@ -62,6 +65,7 @@ def command(
     from ptxtrain.engine.ways import changed
 
     overrides = [*settings, *([f"train.steps={steps}"] if steps else []), *(save_every or ())]
+    overrides += keep_settings(keep, keep_every)
     config = load_preset(preset, overrides)
     if way is not None:
         train = dataclasses.replace(config.train, way=changed(config.train.way, way))

@@ -6,8 +6,8 @@ The save, whose order is what makes an announced step survive any crash:
 After any error the temporary directory is thrown away, everything else is kept, and the next save starts under a new
 name. A failed fsync is never tried again. Truth is the highest step whose manifest and digests verify.
 
-Steps that `resume` set aside (`.aside-step-…`: damaged, or later than the step that was asked for) are never read again. Retention
-removes each when it would have removed that step itself: once `keep` sound checkpoints of later steps stand.
+Steps that `resume` set aside (`.aside-step-…`: damaged, or later than the step that was asked for) are never read again.
+Retention removes each when it would have removed that step itself: once `keep` sound checkpoints of later steps stand.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,8 @@ __all__ = [
     "checkpoint_bytes",
     "list_steps",
     "load",
+    "load_and_refused",
+    "make_ready",
     "prepare_resume",
     "step_name",
 ]
@@ -312,7 +314,7 @@ def load(
     run, own = run_and_step(path)
     if own is not None and step is not None and own != step:
         raise PtxtrainError(f"{path} is step {own}, and step {step} was asked for: leave one of them out.")
-    return _load(run, table, own if step is None else step, note)[0]
+    return load_and_refused(run, table, step=own if step is None else step, note=note)[0]
 
 
 def prepare_resume(
@@ -322,15 +324,29 @@ def prepare_resume(
     step: int | None = None,
     note: Callable[[str], None] = print,
 ) -> Snapshot:
-    """Loads as `load` does, and makes the run ready to be saved into from there.
+    """Loads as `load` does, and makes the run ready to be saved into from there. Raises as `load` and `make_ready` do."""
+    _check_folder(run)
+    _clean(run, note)
+    snapshot, refused = load_and_refused(run.path, table, step=step, note=note)
+    make_ready(run, snapshot, refused, note=note)
+    return snapshot
 
-    Leftovers of interrupted saves are removed; steps that were refused and steps later than the one returned are renamed
-    to `.aside-step-…`, each with one line, for a rename onto them would fail at every later save. Raises as `load` does,
-    and PtxtrainError where the directory cannot be changed.
+
+def make_ready(
+    run: RunDirectory,
+    snapshot: Snapshot,  # of this run: what is trained on from here
+    refused: Collection[int],  # steps that cannot be used
+    *,
+    note: Callable[[str], None] = print,
+) -> None:
+    """Makes the run ready to be saved into behind `snapshot`.
+
+    Leftovers of interrupted saves are removed; steps that were refused and steps later than the snapshot's are renamed to
+    `.aside-step-…`, each with one line, for a rename onto them would fail at every later save. Raises PtxtrainError where the
+    directory cannot be changed.
     """
     _check_folder(run)
     _clean(run, note)
-    snapshot, refused = _load(run.path, table, step, note)
     try:
         for other in list_steps(run.path):
             if other > snapshot.step or other in refused:
@@ -339,13 +355,16 @@ def prepare_resume(
         run.io.fsync_dir(run.info.checkpoints)
     except OSError as error:
         raise PtxtrainError(f"cannot set checkpoints aside in {run.info.checkpoints}: {_reason(error)}.") from error
-    return snapshot
 
 
-def _load(
-    run: Path, table: Sequence[TensorPlace], step: int | None, note: Callable[[str], None]
+def load_and_refused(
+    run: Path,
+    table: Sequence[TensorPlace],
+    *,
+    step: int | None = None,
+    note: Callable[[str], None] = print,
 ) -> tuple[Snapshot, set[int]]:
-    """The state and the steps that were refused on the way to it."""
+    """`load`, and the steps that were refused on the way to the one returned."""
     info = read_info(run)
     refused: dict[int, str] = {}
     while True:

@@ -1,8 +1,9 @@
 """`metrics.jsonl`: one JSON object a line, appended while training, never a reason to stop it.
 
 Lines carry the `attempt` that wrote them (1 for the first process of a run, 2 after its first resume, …), so that steps
-repeated after a crash stay side by side. A line is appended by one write and is whole or absent: what a full disk let
-through of it is cut off again. Nothing here is fsynced.
+repeated after a crash stay side by side. An attempt's first line says after which step it began, with that state's digest and
+what its bits depend on. A line is appended by one write and is whole or absent: what a full disk let through of it is cut off
+again. Nothing here is fsynced.
 """
 
 from __future__ import annotations

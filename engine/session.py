@@ -20,6 +20,7 @@ from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
+from ptxtrain.engine.identity import join_numerics
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
 from ptxtrain.engine.parameters import parameter_table
@@ -43,7 +44,7 @@ def numerics_id(device: Device) -> str:
         for entry in sorted(part.iterdir(), key=lambda entry: entry.name):
             if entry.name.endswith((".ptx", ".cu", ".cuh", ".py")):
                 digest.update(f"{entry.name}\n".encode() + entry.read_bytes())
-    return f"{device.numerics_id()}; kernels {digest.hexdigest()[:16]}"
+    return join_numerics(device.numerics_id(), digest.hexdigest()[:16])
 
 
 def untrained(config: Config, seed: int) -> Snapshot:
@@ -64,20 +65,25 @@ def train(
     decode: Callable[[Sequence[int]], str],
     stop: Stop,
     view: View,
+    accepted: Sequence[str] = (),  # differences from what `start` was made with, by the names of `identity.KINDS`
 ) -> Outcome:
     """Train from `start` to step `last`, and wait until the newest state is on disk.
 
     A stop by request returns an outcome that is not finished. Raises StoppedUnsaved where the newest state could not be saved,
     DeviceError, and PtxtrainError on data or numbers that cannot be used; each says which step is safe.
     """
+    data = data_id(dataset.identity())
     with Metrics(run.info.metrics, warn=view.note) as metrics:
+        metrics.log(
+            begins_after=start.step, digest=start.digest(), numerics=numerics, data=data, accepted=list(accepted)
+        )
         saver = Saver(
             run,
             parameter_table(config.model),
             keep=config.train.keep,
             keep_every=config.train.keep_every,
             numerics_id=numerics,
-            data_id=data_id(dataset.identity()),
+            data_id=data,
             announce=view.note,
             warn=view.note,
         )

@@ -1,13 +1,14 @@
-"""What the command line's tests share: one dataset and one preset."""
+"""What the command line's tests share: one dataset, one preset, one run."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
-from runs import PRESET, make_dataset
+from runs import PRESET, Done, make_dataset, ptxtrain
 
 from ptxtrain.engine.device import choice
 
@@ -31,3 +32,18 @@ def preset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("preset") / "small.toml"
     path.write_text(PRESET)
     return path
+
+
+@pytest.fixture(scope="session")
+def finished(preset: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
+    """A run that nothing disturbed."""
+    run = tmp_path_factory.mktemp("finished") / "run"
+    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
+    assert done.code == 0, done.err
+    return run, done
+
+
+@pytest.fixture
+def copy(finished: tuple[Path, Done], tmp_path: Path) -> Path:
+    """The undisturbed run, to be damaged."""
+    return Path(shutil.copytree(finished[0], tmp_path / "copy"))

@@ -15,26 +15,11 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent wit
 
 
 @pytest.fixture(scope="session")
-def finished(preset: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Done]:
-    """A run that nothing disturbed."""
-    run = tmp_path_factory.mktemp("finished") / "run"
-    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
-    assert done.code == 0, done.err
-    return run, done
-
-
-@pytest.fixture(scope="session")
 def longer(preset: Path, dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[object], Path, Done]:
     """A run long enough to be hit by a signal: its arguments but --run, and how it went undisturbed."""
     argv: list[object] = ["train", "--preset", preset, "--data", dataset, "--steps", 120, "--save-every", "50"]
     run = tmp_path_factory.mktemp("longer") / "run"
     return argv, run, ptxtrain(*argv, "--run", run)
-
-
-@pytest.fixture
-def copy(finished: tuple[Path, Done], tmp_path: Path) -> Path:
-    """The undisturbed run, to be damaged."""
-    return Path(shutil.copytree(finished[0], tmp_path / "copy"))
 
 
 def _losses(run: Path) -> dict[float, float]:
@@ -258,25 +243,6 @@ def test_an_unreadable_checkpoint_is_one_line(copy: Path) -> None:
     for argv in (["sample", "--ckpt", copy], ["sample", "--ckpt", copy / "ckpt/step-00000012"], ["resume", copy]):
         done = ptxtrain(*argv)
         assert done.code == 1 and "cannot be used" in done.line
-
-
-def test_changed_data_is_refused(copy: Path, tmp_path: Path, dataset: Path) -> None:
-    other = tmp_path / "other"
-    (tmp_path / "text.py").write_text("print('another text')\n" * 2000 + (Path(json.__file__)).read_text())
-    tokenizer = dataset / "tokenizer.json"
-    assert ptxtrain("tokenize", tmp_path / "text.py", "--out", other, "--tokenizer", tokenizer).code == 0
-    assert "is not the data" in ptxtrain("resume", copy, "--steps", 15, "--data", other).line
-
-
-def test_other_numerics_are_refused_unless_accepted(
-    copy: Path, finished: tuple[Path, Done], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ptxtrain.engine import session
-
-    monkeypatch.setattr(session, "numerics_id", lambda device: "another machine")
-    refused = ptxtrain("resume", copy, "--steps", 13)
-    assert refused.code == 1 and "[another machine]" in refused.line and "--accept-numerics" in refused.line
-    assert ptxtrain("resume", copy, "--steps", 13, "--accept-numerics").code == 0
 
 
 def test_dry_run_prints_what_a_run_needs(preset: Path, tmp_path: Path) -> None:

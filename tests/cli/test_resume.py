@@ -1,0 +1,122 @@
+"""What `resume` takes, and what it refuses before it touches anything: another step, other data, kernels or device."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from runs import Done, metrics, ptxtrain
+
+from ptxtrain.engine import session
+from ptxtrain.engine.identity import join_numerics, split_numerics
+from ptxtrain.engine.rundir import read_info
+
+
+@pytest.fixture(scope="module")
+def other(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other text, by the same tokenizer."""
+    folder = tmp_path_factory.mktemp("other")
+    (folder / "text.py").write_text("print('another text')\n" * 2000 + (Path(json.__file__)).read_text())
+    done = ptxtrain("tokenize", folder / "text.py", "--out", folder / "o", "--tokenizer", dataset / "tokenizer.json")
+    assert done.code == 0, done.err
+    return folder / "o"
+
+
+@pytest.fixture(scope="module")
+def retokenised(dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Other text, by a tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("retokenised")
+    done = ptxtrain("tokenize", Path(json.__file__).parent, "--out", folder / "o", "--vocab-size", 300)
+    assert done.code == 0, done.err
+    return folder / "o"
+
+
+def _tree(path: Path) -> dict[str, bytes | None]:
+    """Everything in a run but the lock's text."""
+    files = {p for p in path.rglob("*") if p.name != "run.lock"}
+    return {str(p): p.read_bytes() if p.is_file() else None for p in files}
+
+
+def test_a_step_is_picked_and_later_ones_are_set_aside(copy: Path, finished: tuple[Path, Done]) -> None:
+    before = _tree(copy)
+    assert "has no checkpoint of step 7; it has 5, 10, 12" in ptxtrain("resume", copy, "--step", 7).line
+    assert _tree(copy) == before
+    done = ptxtrain("resume", copy, "--step", 5)
+    assert (done.code, done.digest) == (0, finished[1].digest), done.err
+    assert "resuming" in done.err and "behind step 5" in done.err
+    assert "set step-00000010 aside" in done.err and "set step-00000012 aside" in done.err
+    lines = [line for line in metrics(copy) if line["attempt"] == 2]
+    assert lines[0]["begins_after"] == 5 and lines[0]["accepted"] == []
+    assert [line["step"] for line in lines if "loss" in line] == list(range(6, 13))
+    first = {line["step"]: (line["loss"], line["digest"]) for line in metrics(finished[0]) if "loss" in line}
+    assert all(first[line["step"]] == (line["loss"], line["digest"]) for line in lines if "loss" in line)
+
+
+def _other(which: str, real: str) -> str:
+    device, kernels = split_numerics(real)
+    return join_numerics("cuda of another kind", kernels) if which == "device" else join_numerics(device, "0" * 16)
+
+
+@pytest.mark.parametrize("which", ["kernels", "device"])
+def test_other_numerics_are_named_and_refused_unless_accepted(
+    which: str, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal comes before anything is set aside; what was accepted once is not asked for again."""
+    real = read_info(copy).numerics_id
+    os.truncate(copy / "ckpt/step-00000012/optim.safetensors", 100)
+    before = _tree(copy)
+    monkeypatch.setattr(session, "numerics_id", lambda device: _other(which, real))
+    refused = ptxtrain("resume", copy, "--steps", 13)
+    assert refused.code == 1 and f"its {which} w" in refused.line and f"--accept-{which}" in refused.line
+    assert refused.line.count("--accept") == 1
+    wrong = {"kernels": "--accept-device", "device": "--accept-kernels"}[which]
+    assert ptxtrain("resume", copy, "--steps", 13, wrong).code == 1
+    assert _tree(copy) == before, "a refusal changes nothing"
+    assert ptxtrain("resume", copy, "--steps", 13, f"--accept-{which}").code == 0
+    assert [line["accepted"] for line in metrics(copy) if "accepted" in line] == [[], [which]]
+    assert ptxtrain("resume", copy, "--steps", 14).code == 0, "the checkpoint knows what it was made with"
+    monkeypatch.undo()
+    assert ptxtrain("resume", copy, "--steps", 15).code == 1, "and what it was not made with"
+
+
+def test_other_data_are_named_and_refused_unless_accepted(copy: Path, other: Path, dataset: Path) -> None:
+    refused = ptxtrain("resume", copy, "--steps", 14, "--data", other)
+    assert refused.code == 1 and f"{other} is not the data that it was trained on (train-000000.tok" in refused.line
+    assert "--accept-data" in refused.line and "--accept-tokenizer" not in refused.line
+    done = ptxtrain("resume", copy, "--steps", 14, "--data", other, "--accept-data")
+    assert done.code == 0, done.err
+    assert f"going on at {other}/train-000000.tok, token 0" in done.err, "its first shard is another: from the start"
+    assert ptxtrain("resume", copy, "--steps", 15, "--data", other).code == 0
+    back = ptxtrain("resume", copy, "--steps", 16, "--data", dataset)
+    assert back.code == 1 and "--accept-data" in back.line, "the place counts in the other data now"
+
+
+def test_another_tokenizer_is_named_beside_the_data(copy: Path, retokenised: Path) -> None:
+    refused = ptxtrain("resume", copy, "--steps", 14, "--data", retokenised)
+    assert refused.code == 1 and "its tokenizer is not that of" in refused.line
+    assert "--accept-data --accept-tokenizer" in refused.line
+    assert ptxtrain("resume", copy, "--steps", 14, "--data", retokenised, "--accept-data").code == 1
+    accepted = ["--accept-data", "--accept-tokenizer"]
+    assert ptxtrain("resume", copy, "--steps", 14, "--data", retokenised, *accepted).code == 0
+
+
+def test_a_changed_tokenizer_of_the_run_stops_it(copy: Path) -> None:
+    before = (copy / "tokenizer.json").read_bytes()
+    (copy / "tokenizer.json").write_bytes(before + b" ")
+    done = ptxtrain("resume", copy, "--steps", 14)
+    assert done.code == 1 and "tokenizer.json has the SHA-256" in done.line
+    (copy / "tokenizer.json").write_bytes(before)
+    assert ptxtrain("resume", copy, "--steps", 14).code == 0
+
+
+def test_how_many_checkpoints_stay_is_an_option(preset: Path, dataset: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    argv = ["--preset", preset, "--data", dataset, "--run", run, "--save-every", "1", "--set", "train.validate_every=0"]
+    assert ptxtrain("train", *argv, "--keep", 2, "--keep-every", 4).code == 0
+    steps = sorted(int(path.name[5:]) for path in (run / "ckpt").iterdir())
+    assert steps[-4:] == [4, 8, 11, 12] and len(steps) == 4
+    assert ptxtrain("resume", run, "--steps", 14, "--keep", 4, "--keep-every", 0).code == 0
+    assert sorted(int(path.name[5:]) for path in (run / "ckpt").iterdir()) == [11, 12, 13, 14]
+    assert "keep" in ptxtrain("train", *argv, "--keep", 1).line
