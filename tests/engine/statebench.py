@@ -217,6 +217,12 @@ class PowerCut:
         elif call.op == "create":
             parent.names[name] = self.File()
             self._open = parent.names[name]
+        elif call.op == "append":
+            parent.names.setdefault(name, self.File())
+        elif call.op == "truncate":
+            file = parent.names[name]
+            assert isinstance(file, self.File) and call.size is not None
+            del file.data[call.size :]
         elif call.op == "allocate":
             pass  # space, no bytes; what is read there is zero, as an unsynced write may leave it
         elif call.op == "write":
@@ -233,7 +239,7 @@ class PowerCut:
             assert isinstance(target, self.Directory)
             target.names[call.target.name] = parent.names.pop(name)
         elif call.op in ("unlink", "rmdir"):
-            del parent.names[name]
+            parent.names.pop(name, None)  # the call may have been made for nothing
         elif call.op == "fsync_dir":
             directory = self._find(call.path)
             assert isinstance(directory, self.Directory)

@@ -338,7 +338,6 @@ FORBIDDEN = (
     "os.fork",
     "subprocess.Popen",
     "pickle.find_class",
-    "ctypes.dlopen",
 )
 CHANGES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod")
 
@@ -348,7 +347,7 @@ def watch(allowed: list[str], hostile: str) -> None:
     writes = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 
     def see(event: str, args: tuple[Any, ...]) -> None:
-        if event in FORBIDDEN or (event == "import" and hostile in str(args[1])):
+        if event in FORBIDDEN or (event in ("import", "ctypes.dlopen") and hostile in str(args)):
             _say(f"did {event} {args}")
         elif event == "open":
             path, mode, flags = args

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import queue
@@ -26,9 +27,9 @@ from ptxtrain.data.manifest import ShardEntry, manifest_bytes, shard_name
 from ptxtrain.data.shards import Dataset, write_shard
 from ptxtrain.engine.checkpoint import list_steps, load, step_name
 from ptxtrain.engine.checkpointfiles import verify_files
-from ptxtrain.engine.config import from_dict
+from ptxtrain.engine.config import from_dict, load_preset
 from ptxtrain.engine.metrics import read_metrics
-from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.engine.parameters import parameter_count, parameter_table
 from ptxtrain.engine.rundir import read_info
 from ptxtrain.engine.sealed import Damaged
 
@@ -52,6 +53,7 @@ class Server:
     """The fork server of one test process."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self._address = str(folder / "fork.sock")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self._address)
@@ -188,6 +190,11 @@ class Lab:
     mutate: tuple[Line, ...] = ()
     resumed: int = 0  # how many runs were taken to their end after a fault
     _names: Iterator[int] = field(default_factory=lambda: iter(range(1 << 60)))
+
+    @functools.cached_property
+    def parameters(self) -> int:
+        """Numbers in the model."""
+        return parameter_count(parameter_table(load_preset(str(self.preset)).model))
 
     def fresh(self) -> Path:
         """A place for a run."""
