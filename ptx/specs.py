@@ -15,7 +15,7 @@ from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardS
 from ptxtrain.ptx.gemm_spec import GemmSpec
 from ptxtrain.ptx.decode_spec import AppendSpec, DecodeSpec
 from ptxtrain.ptx.gemv_spec import GemvSpec
-from ptxtrain.ptx.kit_spec import TypedPartSpec, TypedRowSpec
+from ptxtrain.ptx.kit_spec import ITEM_SIZES, TypedPartSpec, TypedRowSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -66,9 +66,30 @@ class StreamSpec(RowSpec):
 
 @dataclass(frozen=True, slots=True)
 class NormSpec(StreamSpec):
-    """`unroll` loads of each array are in flight before a lane adds them, in order."""
+    """`unroll` loads of each array are in flight before a lane adds them, in order.
+
+    `dtype`, for the kit: what x, weight and out are. Without it x and weight are f32, and a flag tells what out is.
+    """
 
     unroll: int = 4
+    dtype: str = ""
+
+    @property
+    def source(self) -> str:
+        """The dtype of x and weight."""
+        return self.dtype or "f32"
+
+    @property
+    def item(self) -> int:
+        """Bytes of a number of them."""
+        return ITEM_SIZES[self.source]
+
+
+@dataclass(frozen=True, slots=True)
+class RopeSpec(RowSpec):
+    """`half`: the dtype of two bytes, bf16 or f16, that the kernel's flag stands for."""
+
+    half: str = "bf16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +141,15 @@ class NormBackwardSpec:
     part_rows: int = 32
     warps: int = 8
     unroll: int = 4  # loads of each array in flight before they are added, in order
+    dtype: str = ""  # as NormSpec's: of x, weight, dout and dx; without it dx is f32 and may be added to
+
+    @property
+    def source(self) -> str:
+        return self.dtype or "f32"
+
+    @property
+    def item(self) -> int:
+        return ITEM_SIZES[self.source]
 
     @property
     def block(self) -> Dim3:
@@ -292,6 +322,7 @@ Spec: TypeAlias = (
     RowSpec
     | NormSpec
     | CopySpec
+    | RopeSpec
     | ActivationSpec
     | ElementSpec
     | NormBackwardSpec
@@ -338,7 +369,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "norm_gemv": GemvSpec(),
         "rmsnorm_backward": NormBackwardSpec(),
         "rmsnorm_forward": NormSpec(),
-        "rope": RowSpec(),
+        "rope": RopeSpec(),
         "state_digest_finish": DigestSpec(),
         "state_digest_partial": DigestSpec(),
         "softmax_backward": TypedRowSpec(),

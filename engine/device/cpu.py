@@ -143,6 +143,7 @@ class CpuDevice(Device):
                     item()
             except BaseException as error:
                 self._failure = error
+            del item  # and with it the buffers that it used
             self._served += 1
 
     def _put(self, item: Callable[[], None] | _CpuEvent) -> None:

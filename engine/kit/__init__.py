@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ptxtrain.engine.kit.contracts import ContractError
 from ptxtrain.engine.kit.core import on
-from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward
+from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward, rmsnorm_backward, rmsnorm_forward
+from ptxtrain.engine.kit.rope import rope_backward, rope_forward, rope_tables
 from ptxtrain.engine.kit.softmax import softmax_backward, softmax_forward
 
 __all__ = [
@@ -12,6 +13,11 @@ __all__ = [
     "layernorm_backward",
     "layernorm_forward",
     "on",
+    "rmsnorm_backward",
+    "rmsnorm_forward",
+    "rope_backward",
+    "rope_forward",
+    "rope_tables",
     "softmax_backward",
     "softmax_forward",
 ]

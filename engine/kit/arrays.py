@@ -199,6 +199,18 @@ def empty(op: str, name: str, like: View, shape: tuple[int, ...], dtype: str) ->
         return cupy.empty(shape, kind)
 
 
+def copied(like: View, host: Any) -> Array:
+    """A NumPy array's numbers as an array of the kind and at the place of `like`."""
+    if like.kind == "torch":
+        return sys.modules["torch"].from_numpy(host).to(like.source.device)
+    if like.gpu is None:
+        return returned(like, host)
+    import cupy
+
+    with cupy.cuda.Device(like.gpu):
+        return returned(like, cupy.asarray(host))
+
+
 def returned(like: View, array: Array) -> Array:
     """What `empty` made, as an array of the library that `like` is from, where that is known to import it."""
     if like.kind != "other":

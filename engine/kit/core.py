@@ -153,6 +153,10 @@ class Call:
         found.shares = shares
         return found
 
+    def look(self, name: str, array: Array) -> View:
+        """An array whose kind and place alone matter."""
+        return arrays.view(self.op, name, array, self._stream)
+
     def require(self, holds: bool, name: str, expected: str, got: object) -> None:
         """The rest of a contract: `call.require(m <= 4, "x", "at most 4 rows", m)`."""
         if not holds:

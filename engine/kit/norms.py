@@ -8,12 +8,116 @@ parts in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.kit.arrays import Array
 from ptxtrain.engine.kit.contracts import FLOATS, number
 from ptxtrain.engine.kit.core import Argument, Call
-from ptxtrain.engine.ops import layernorm
+from ptxtrain.engine.ops import layernorm, rmsnorm
+
+
+def rmsnorm_forward(
+    x: Array,
+    gamma: Array,
+    *,
+    eps: float = 1e-5,
+    out: Array | None = None,
+    rstd: Array | None = None,
+) -> tuple[Array, Array]:
+    """RMSNorm (Zhang and Sennrich 2019): out = x * rstd * gamma, rstd = 1 / sqrt(mean(x^2) + eps) of each row.
+
+    Args:
+        x: [..., D], f16, bf16 or f32.
+        gamma: [D], of the dtype of x.
+        eps: at least 0.
+        out: [..., D], of the dtype of x; may be x.
+        rstd: [...], f32.
+
+    Returns:
+        out, rstd: what was passed in, or new arrays of the kind of x.
+
+    Raises:
+        ContractError: a shape, dtype, layout or place that does not fit.
+
+    >>> out, rstd = kit.rmsnorm_forward(np.array([[3, 4]], np.float32), np.ones(2, np.float32), eps=0)
+    >>> print(out.round(4), rstd.round(4))
+    [[0.8485 1.1314]] [0.2828]
+    """
+    call = Call("rmsnorm_forward")
+    x_ = call.input("x", x, ("...", "D"), FLOATS)
+    gamma_ = call.input("gamma", gamma, ("D",), x_.dtype)
+    eps = number(call.op, "eps", eps, low=0)
+    out_ = call.output("out", out, ("...", "D"), x_.dtype, shares=("x",))
+    rstd_ = call.output("rstd", rstd, ("...",), "f32")
+    _has_columns(call)
+
+    def record(rec: Recorder) -> None:
+        rows, width = call.sizes.rows, call.sizes["D"]
+        buffers = (out_.buffer, rstd_.buffer, x_.buffer, gamma_.buffer)
+        rmsnorm.forward(rec, *buffers, rows=rows, width=width, eps=eps, dtype=x_.dtype, uniform=True)
+
+    if call.sizes.rows:
+        call.run(record)
+    return out_.result, rstd_.result
+
+
+def rmsnorm_backward(
+    x: Array,
+    gamma: Array,
+    dout: Array,
+    rstd: Array,
+    *,
+    accumulate: bool = False,
+    dx: Array | None = None,
+    dgamma: Array | None = None,
+) -> tuple[Array, Array]:
+    """The gradients of `rmsnorm_forward`.
+
+    With xhat = x * rstd and g = dout * gamma, the mean over a row's columns, the sum over all rows:
+    dx = rstd * (g - xhat * mean(g * xhat)), dgamma = sum(dout * xhat).
+
+    Args:
+        x: [..., D], f16, bf16 or f32, as it was given to the forward pass.
+        gamma: [D], of the dtype of x.
+        dout: [..., D], of the dtype of x: the gradient of out.
+        rstd: [...], f32, from the forward pass.
+        accumulate: add to what dgamma holds; it must then be passed in.
+        dx: [..., D], of the dtype of x.
+        dgamma: [D], f32.
+
+    Returns:
+        dx, dgamma: what was passed in, or new arrays of the kind of x.
+
+    Raises:
+        ContractError: a shape, dtype, layout or place that does not fit.
+
+    >>> x, gamma, dout = np.array([[3, 4]], np.float32), np.ones(2, np.float32), np.array([[1, 0]], np.float32)
+    >>> _, rstd = kit.rmsnorm_forward(x, gamma, eps=0)
+    >>> dx, dgamma = kit.rmsnorm_backward(x, gamma, dout, rstd)
+    >>> print(dx.round(4), dgamma.round(4))
+    [[ 0.181  -0.1358]] [0.8485 0.    ]
+    """
+    call = Call("rmsnorm_backward")
+    x_ = call.input("x", x, ("...", "D"), FLOATS)
+    gamma_ = call.input("gamma", gamma, ("D",), x_.dtype)
+    dout_ = call.input("dout", dout, ("...", "D"), x_.dtype)
+    rstd_ = call.input("rstd", rstd, ("...",), "f32")
+    dx_ = call.output("dx", dx, ("...", "D"), x_.dtype)
+    dgamma_ = _sum_of(call, "dgamma", dgamma, accumulate)
+    _has_columns(call)
+    rows, width = call.sizes.rows, call.sizes["D"]
+
+    def record(rec: Recorder) -> None:
+        parts = rmsnorm.parts(rows, rows)
+        partial = call.scratch(4 * parts * width)
+        buffers = (dx_.buffer, partial, dout_.buffer, x_.buffer, gamma_.buffer, rstd_.buffer)
+        kind: dict[str, Any] = {"dtype": x_.dtype, "accumulate": False, "uniform": True}
+        rmsnorm.backward(rec, *buffers, rows=rows, width=width, context=rows, **kind)
+        rmsnorm.weight_gradient(rec, dgamma_.buffer, partial, parts=parts, width=width, fresh=not accumulate)
+
+    _run_or_clear(call, record, (dgamma_,), accumulate)
+    return dx_.result, dgamma_.result
 
 
 def layernorm_forward(

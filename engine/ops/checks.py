@@ -29,6 +29,12 @@ def is_bf16(op: str, dtype: str) -> np.uint32:
     return np.uint32(dtype == "bf16")
 
 
+def is_half(op: str, dtype: str) -> tuple[str, np.uint32]:
+    """For kernels whose Spec has the dtype of two bytes: which one, and the run-time flag that it is there, not f32."""
+    of_kit(op, dtype)
+    return "f16" if dtype == "f16" else "bf16", np.uint32(dtype != "f32")
+
+
 def of_kit(op: str, dtype: str) -> None:
     """The kit's kernels are there for each of three dtypes."""
     require(op, dtype in ("f16", "bf16", "f32"), f'dtype is "{dtype}", must be "f16", "bf16" or "f32"')

@@ -11,7 +11,7 @@ import numpy as np
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import add
-from ptxtrain.engine.ops.checks import ITEM_SIZES, holds, is_bf16, sizes, streams, whole_sequences
+from ptxtrain.engine.ops.checks import ITEM_SIZES, holds, is_bf16, of_kit, sizes, streams, whole_sequences
 from ptxtrain.ptx.specs import NormBackwardSpec, NormSpec
 
 
@@ -19,26 +19,35 @@ def forward(
     rec: Recorder,
     out: Buffer,  # [N, D] dtype
     rstd: Buffer,  # [N] f32
-    x: Buffer,  # [N, D] f32
-    weight: Buffer,  # [D] f32
+    x: Buffer,  # [N, D] f32, dtype when uniform
+    weight: Buffer,  # [D] f32, dtype when uniform
     *,
     rows: int,
     width: int,
     eps: float,
     dtype: str,
+    uniform: bool = False,
 ) -> None:
-    """out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps)."""
+    """out = x * rstd * weight, rstd = 1 / sqrt(mean(x^2) + eps). `uniform`, as in the kit: everything but rstd is of dtype."""
     op = "rmsnorm.forward"
     sizes(op, rows=rows, width=width)
-    bf16 = is_bf16(op, dtype)
+    source, flag = _dtypes(op, dtype, uniform)
     holds(op, "out", out, rows * width, dtype)
     holds(op, "rstd", rstd, rows, "f32")
-    holds(op, "x", x, rows * width, "f32")
-    holds(op, "weight", weight, width, "f32")
-    spec = NormSpec(stream=streams(rows * width * ITEM_SIZES[dtype]))
+    holds(op, "x", x, rows * width, source)
+    holds(op, "weight", weight, width, source)
+    spec = NormSpec(stream=streams(rows * width * ITEM_SIZES[dtype]), dtype=dtype if uniform else "")
     kernel = rec.ptx("rmsnorm_forward", spec=spec)
-    args = (out, rstd, x, weight, np.uint32(rows), np.uint32(width), np.float32(eps), bf16)
-    rec.launch(kernel, spec.grid(rows), spec.block, *args)
+    args = (out, rstd, x, weight, np.uint32(rows), np.uint32(width), np.float32(eps))
+    rec.launch(kernel, spec.grid(rows), spec.block, *args, *flag)
+
+
+def _dtypes(op: str, dtype: str, uniform: bool) -> tuple[str, tuple[np.uint32, ...]]:
+    """The dtype of x and weight, and the kernels' flag for that of out, which uniform ones do not have."""
+    if uniform:
+        of_kit(op, dtype)
+        return dtype, ()
+    return "f32", (is_bf16(op, dtype),)
 
 
 def parts(rows: int, context: int) -> int:
@@ -48,11 +57,11 @@ def parts(rows: int, context: int) -> int:
 
 def backward(
     rec: Recorder,
-    dx: Buffer,  # [N, D] f32
+    dx: Buffer,  # [N, D] f32, dtype when uniform
     partial: Buffer,  # [parts, D] f32
     dout: Buffer,  # [N, D] dtype
-    x: Buffer,  # [N, D] f32
-    weight: Buffer,  # [D] f32
+    x: Buffer,  # [N, D] f32, dtype when uniform
+    weight: Buffer,  # [D] f32, dtype when uniform
     rstd: Buffer,  # [N] f32
     *,
     rows: int,
@@ -60,25 +69,28 @@ def backward(
     context: int,
     dtype: str,
     accumulate: bool,
+    uniform: bool = False,
 ) -> None:
-    """The gradient of x, written or (`accumulate`) added to dx, and partial sums of the weight's gradient.
+    """The gradient of x, written or (`accumulate`, not when uniform) added to dx, and partial sums of the weight's gradient.
 
     With xhat = x * rstd and g = dout * weight: dx = rstd * (g - xhat * mean(g * xhat)), dweight = sum of dout * xhat.
     """
-    op, spec = "rmsnorm.backward", NormBackwardSpec()
+    op, spec = "rmsnorm.backward", NormBackwardSpec(dtype=dtype if uniform else "")
     sizes(op, rows=rows, width=width, context=context)
     whole_sequences(op, rows, context)
-    bf16 = is_bf16(op, dtype)
+    source, flag = _dtypes(op, dtype, uniform)
+    assert not (uniform and accumulate), "uniform gradients are written"
     count = parts(rows, context)
     for name, buffer in (("dx", dx), ("x", x)):
-        holds(op, name, buffer, rows * width, "f32")
+        holds(op, name, buffer, rows * width, source)
     holds(op, "partial", partial, count * width, "f32")
     holds(op, "dout", dout, rows * width, dtype)
-    holds(op, "weight", weight, width, "f32")
+    holds(op, "weight", weight, width, source)
     holds(op, "rstd", rstd, rows, "f32")
     kernel = rec.ptx("rmsnorm_backward", spec=spec)
-    args = (dx, partial, dout, x, weight, rstd, np.uint32(width), np.uint32(context), bf16, np.uint32(accumulate))
-    rec.launch(kernel, (count, 1, 1), spec.block, *args)
+    flags = () if uniform else (*flag, np.uint32(accumulate))
+    args = (dx, partial, dout, x, weight, rstd, np.uint32(width), np.uint32(context))
+    rec.launch(kernel, (count, 1, 1), spec.block, *args, *flags)
 
 
 def weight_gradient(
@@ -88,10 +100,11 @@ def weight_gradient(
     *,
     parts: int,
     width: int,
+    fresh: bool = False,
 ) -> None:
-    """dweight += the parts, in order."""
+    """dweight += the parts, in order; or dweight = their sum when `fresh`."""
     op = "rmsnorm.weight_gradient"
     sizes(op, parts=parts, width=width)
     holds(op, "dweight", dweight, width, "f32")
     holds(op, "partial", partial, parts * width, "f32")
-    add.parts(rec, dweight, partial, parts=parts, count=width)
+    add.parts(rec, dweight, partial, parts=parts, count=width, fresh=fresh)

@@ -100,3 +100,10 @@ def test_in_place(place: Place) -> None:
     into = place.put(dout)
     kit.softmax_backward(place.put(out), into, dx=into)
     assert place.get(into).tobytes() == dx.tobytes()
+
+
+def test_in_checked_mode(checked_place: Place) -> None:
+    for dtype in FLOATS:
+        for rows, width in ((3, 33), (6, 130)):
+            x = checked_place.put(normal(1, rows, width), dtype)
+            kit.softmax_backward(kit.softmax_forward(x), x)

@@ -44,6 +44,9 @@ def every_spec() -> list[tuple[str, Any]]:
     found["add_parts"] += [specs.PartsSpec(vector, fresh) for vector, fresh in ((4, False), (1, True), (4, True))]
     for stem in ("layernorm_forward", "softmax_backward", "softmax_forward"):
         found[stem] = [kit_spec.TypedRowSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
+    found["rope"].append(specs.RopeSpec(half="f16"))
+    found["rmsnorm_forward"] += [specs.NormSpec(dtype=dtype) for dtype in kit_spec.ITEM_SIZES]
+    found["rmsnorm_backward"] += [specs.NormBackwardSpec(dtype=dtype) for dtype in kit_spec.ITEM_SIZES]
     found["layernorm_backward"] = [kit_spec.TypedPartSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
     found["norm_gemv"] = list(gemv_spec.SHOWN)
     found["attention_decode"] = [decode_spec.DecodeSpec(head_dim) for head_dim in decode_spec.SHOWN_HEADS]
