@@ -23,8 +23,8 @@ from typing import Any
 import runs
 from runs import PRESET, Done
 
-from ptxtrain.data.manifest import ShardEntry, manifest_bytes, shard_name
-from ptxtrain.data.shards import Dataset, write_shard
+from ptxtrain.data.manifest import ShardEntry, manifest_bytes, read_manifest, shard_name
+from ptxtrain.data.shards import Dataset, read_header, write_shard
 from ptxtrain.engine.checkpoint import list_steps, load, step_name
 from ptxtrain.engine.checkpointfiles import verify_files
 from ptxtrain.engine.config import from_dict, load_preset
@@ -270,24 +270,30 @@ PARTS = (397, 401, 11, 530)  # tokens in each training shard; no sequence fits i
 def make_dataset(folder: Path) -> Path:
     """Four small training shards, fewer tokens in all than a run reads: shards and epochs end within it."""
     out = runs.make_dataset(folder)
-    dataset = Dataset(out)
-    (whole,) = dataset.train
-    tokens, at, entries = whole.read(0, sum(PARTS)).copy(), 0, []
+    (whole,) = Dataset(out).train
+    tokens, at = whole.read(0, sum(PARTS)).copy(), 0
     kind = {"vocab_size": whole.vocab_size, "end_of_text": whole.end_of_text}
+    digest = bytes.fromhex(whole.tokenizer_digest)
     whole.close()
+    whole.path.unlink()
     for number, count in enumerate(PARTS):
-        path = out / shard_name("train", number)
-        path.unlink(missing_ok=True)
-        digest = bytes.fromhex(dataset.tokenizer_digest)
-        header = write_shard(path, tokens[at : at + count], **kind, tokenizer_digest=digest)
-        entries.append(ShardEntry(path.name, "train", count, path.stat().st_size, header))
+        write_shard(out / shard_name("train", number), tokens[at : at + count], **kind, tokenizer_digest=digest)
         at += count
-    others = [entry for entry in dataset.manifest.shards if entry.split != "train"]
-    manifest = dataclasses.replace(dataset.manifest, shards=(*entries, *others))
-    (out / "manifest.json").write_bytes(manifest_bytes(manifest))
+    write_manifest(out)
     Dataset(out).verify()
     assert sum(PARTS) < STEPS * 8 * 16
     return out
+
+
+def write_manifest(data: Path) -> None:
+    """Make a dataset's manifest list the shards that are there, as they are."""
+    entries = []
+    for path in sorted(data.glob("*.tok"), key=lambda path: (path.name.startswith("val"), path.name)):
+        with open(path, "rb", buffering=0) as file:
+            header = read_header(file, path)
+        entries.append(ShardEntry(path.name, path.name.partition("-")[0], header.count, header.size, header.digest))
+    manifest = dataclasses.replace(read_manifest(data), shards=tuple(entries))
+    (data / "manifest.json").write_bytes(manifest_bytes(manifest))
 
 
 def make_reference(lab: Lab, *extra: object) -> Reference:
