@@ -90,6 +90,17 @@ def checked_option(function: Callable[..., Any]) -> Callable[..., Any]:
     )(function)
 
 
+def skip_option(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--skip-nonfinite` as `skip_nonfinite`: the settings that say so, one or none."""
+    return click.option(
+        "--skip-nonfinite",
+        type=click.IntRange(0),
+        metavar="N",
+        callback=lambda _context, _param, value: () if value is None else (f"train.skip_nonfinite={value}",),
+        help="Let up to N steps whose loss or gradient norm is not finite go without an update, instead of stopping.",
+    )(function)
+
+
 def way_option(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--way` as `way`."""
     return click.option(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ptxtrain.cli.options import Cadence, accept_options, device_options, keep_options, keep_settings
+from ptxtrain.cli.options import Cadence, accept_options, device_options, keep_options, keep_settings, skip_option
 
 EPILOG = """\b
 Examples:
@@ -39,6 +39,7 @@ Examples:
     help="Change what does not show in the result: batch.micro_batch, or how often to validate, sample and save.",
 )
 @keep_options
+@skip_option
 @accept_options
 @device_options
 def command(
@@ -50,6 +51,7 @@ def command(
     settings: tuple[str, ...],
     keep: int | None,
     keep_every: int | None,
+    skip_nonfinite: tuple[str, ...],
     wanted: str | None,
     threads: int | None,
     **accept: bool,
@@ -67,7 +69,7 @@ def command(
         step=step,
         steps=steps,
         data=data,
-        overrides=[*settings, *(save_every or ()), *keep_settings(keep, keep_every)],
+        overrides=[*settings, *(save_every or ()), *keep_settings(keep, keep_every), *skip_nonfinite],
         accept={name.removeprefix("accept_") for name, given in accept.items() if given},
         wanted=wanted,
         threads=threads,

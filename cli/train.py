@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ptxtrain.cli.options import Cadence, checked_option, device_options, keep_options, keep_settings, way_option
+from ptxtrain.cli.options import (
+    Cadence,
+    checked_option,
+    device_options,
+    keep_options,
+    keep_settings,
+    skip_option,
+    way_option,
+)
 
 if TYPE_CHECKING:
     from ptxtrain.engine.config import Config
@@ -34,6 +42,7 @@ Examples:
 @click.option("--save-every", type=Cadence(), help="Checkpoint interval: 500, 90s, 10m, 2h. [default: the preset's]")
 @click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Override a key of the preset; repeatable.")
 @keep_options
+@skip_option
 @way_option
 @device_options
 @checked_option
@@ -48,6 +57,7 @@ def command(
     settings: tuple[str, ...],
     keep: int | None,
     keep_every: int | None,
+    skip_nonfinite: tuple[str, ...],
     way: str | None,
     wanted: str | None,
     threads: int | None,
@@ -65,7 +75,7 @@ def command(
     from ptxtrain.engine.ways import changed
 
     overrides = [*settings, *([f"train.steps={steps}"] if steps else []), *(save_every or ())]
-    overrides += keep_settings(keep, keep_every)
+    overrides += [*keep_settings(keep, keep_every), *skip_nonfinite]
     config = load_preset(preset, overrides)
     if way is not None:
         train = dataclasses.replace(config.train, way=changed(config.train.way, way))

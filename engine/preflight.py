@@ -5,6 +5,7 @@ The micro-batch does not show in the result, so one that does not fit is halved 
 
 from __future__ import annotations
 
+import gc
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,6 +54,8 @@ def make_step(config: Config, device: Device, note: Callable[[str], None]) -> tu
                 return config, TrainStep(config, device)
             except (OutOfMemory, MemoryError) as error:
                 why = str(error) or "the host has no memory left"
+            device.synchronize()
+            gc.collect()  # what had been allocated hangs together in circles
         batch, smaller = config.batch, halved(config.batch)
         if smaller is None:
             raise PtxtrainError(

@@ -53,8 +53,8 @@ class Watchdog:
         if waited < max(limit, 2 * self._told):
             return None
         self._told = waited
-        median = "" if usual is None else f", and a step usually takes {usual:.3g}"
-        return f"{self._what}: nothing has moved for {waited:.0f} seconds{median}. Ctrl+C stops, three times at once"
+        median = "" if usual is None else f", and a step usually takes {usual:.3g} s"
+        return f"{self._what}: nothing has moved for {waited:.0f} s{median} (Ctrl+C stops; three times: leaves at once)"
 
     def _work(self) -> None:
         while not self._end.wait(self._pause):

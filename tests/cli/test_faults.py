@@ -5,19 +5,23 @@ from __future__ import annotations
 import errno
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from runs import process, ptxtrain
+from runs import metrics, process, ptxtrain
 
 from ptxtrain.engine import session
+from ptxtrain.engine.config import load_preset
 from ptxtrain.engine.durable import DISK, Call
 from ptxtrain.engine.errors import DeviceError
+from ptxtrain.engine.leaves import memory_plan
 from ptxtrain.engine.step import TrainStep
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent with kill")
@@ -50,6 +54,65 @@ def test_a_gradient_that_is_not_finite_ends_the_run_with_the_step_before_saved(
     assert f"8 sequences of 16 from token 896 of {dataset}/train-000000.tok" in done.line
     assert f"`ptxtrain inspect-batch {run} --step 8`" in done.line
     assert ptxtrain("resume", run).digest == whole.digest
+
+
+def test_steps_that_are_not_finite_may_be_skipped_and_the_bits_survive_a_resume(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, bad = TrainStep.finish, np.full(1, math.inf, np.float32)
+
+    def poisoning(self: TrainStep, step: int, lr: float) -> Any:
+        if step == 8:  # the loss alone: every gradient is finite
+            self.device.upload(self._stack[0].loss, bad)
+        return finish(self, step, lr)
+
+    monkeypatch.setattr(TrainStep, "finish", poisoning)
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole", "--skip-nonfinite", 1)
+    assert whole.code == 0, whole.err
+    assert "step 8: the loss is inf and the gradient norm " in whole.err and "(1 of 1 such steps)" in whole.err
+    (line,) = [line for line in metrics(tmp_path / "whole") if line.get("skipped")]
+    assert line["step"] == 8 and line["loss"] is None
+    run = tmp_path / "run"
+    stopped = ptxtrain(*argv, "--run", run)
+    assert stopped.code == 1 and "go on without it by --skip-nonfinite 1" in stopped.line
+    resumed = ptxtrain("resume", run, "--skip-nonfinite", 1)
+    assert (resumed.code, resumed.digest) == (0, whole.digest)
+    again = ptxtrain("resume", shutil.copytree(tmp_path / "whole", tmp_path / "again"), "--step", 10)
+    assert (again.code, again.digest) == (0, whole.digest)
+
+
+@posix
+def test_memory_that_is_short_halves_the_micro_batch_and_the_bits_stay(
+    preset: Path, dataset: Path, tmp_path: Path
+) -> None:
+    argv = ["train", "--preset", preset, "--data", dataset]
+    whole = ptxtrain(*argv, "--run", tmp_path / "whole")
+    needs = {size: _memory(preset, size) for size in (2, 1)}
+    assert needs[1] < needs[2]
+    with process(*argv, "--run", tmp_path / "run", PTXTRAIN_MEMORY_LIMIT=str(needs[2] - 1)) as child:
+        done = child.wait()
+    assert (done.code, done.digest) == (0, whole.digest)
+    assert "a micro-batch of 2 sequences does not fit" in done.err and "going on with 1" in done.err
+    with process(*argv, "--run", tmp_path / "none", PTXTRAIN_MEMORY_LIMIT=str(needs[1] - 1)) as child:
+        done = child.wait()
+    assert done.code == 1 and f"({needs[1]:,} bytes) are needed" in done.line
+    assert not (tmp_path / "none").exists(), "nothing is left of a run that could not begin"
+
+
+def _memory(preset: Path, micro_batch: int) -> int:
+    config = load_preset(str(preset), [f"micro_batch={micro_batch}"])
+    return sum(memory_plan(config, config.train.way).values())
+
+
+def test_a_disk_too_small_is_one_line_before_anything_is_made(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1 << 16))
+    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
+    assert done.code == 1 and "not enough disk" in done.line and "64.0 KiB are free" in done.line
+    assert not run.exists()
 
 
 def test_poisoned_weights_are_never_saved(

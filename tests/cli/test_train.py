@@ -6,10 +6,13 @@ import json
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from runs import VOCAB, Done, make_dataset, metrics, process, ptxtrain
+
+from ptxtrain.engine.durable import DISK, Call
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="signals are sent with kill")
 
@@ -143,6 +146,27 @@ def test_resume_takes_the_newest_run(
     (tmp_path / "runs").mkdir()
     copy.rename(tmp_path / "runs/mine")
     assert ptxtrain("resume").digest == finished[1].digest
+
+
+def test_steps_go_on_while_a_save_is_being_written(
+    preset: Path, dataset: Path, finished: tuple[Path, Done], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that answers the save of step 5 only once step 9 has been logged: if steps waited for it, that never came."""
+    run, came = tmp_path / "run", []
+
+    def hold(call: Call) -> None:
+        if call.op == "write" and ".tmp-00000005" in str(call.path) and not came:
+            end = time.monotonic() + 20
+            while time.monotonic() < end and 9 not in _losses(run):
+                time.sleep(0.01)
+            came.append(9 in _losses(run))
+
+    monkeypatch.setattr(DISK, "hook", hold)
+    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run, "--set", "validate_every=0",
+                    "--set", "sample_every=0", "--set", "keep=10")  # fmt: skip
+    assert (done.code, done.digest) == (0, finished[1].digest)
+    assert came == [True]
+    assert {path.name for path in (run / "ckpt").iterdir()} == {f"step-{k:08d}" for k in (5, 10, 12)}
 
 
 def test_a_run_without_a_name_gets_one(

@@ -241,8 +241,12 @@ class Watcher(View):
         self.micro: list[tuple[int, int, int]] = []
         self.samples: list[tuple[int, str]] = []
         self.validations: list[tuple[int, float, int]] = []
+        self.notes: list[str] = []
         self.on_step: Callable[[int], None] = lambda step: None
         self.on_micro: Callable[[int, int], None] = lambda step, done: None
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def micro_batch(self, step: int, done: int, total: int) -> None:
         self.micro.append((step, done, total))
@@ -277,6 +281,7 @@ class Run:
         bad: int | None = None,
         validation: int = 0,
         sample: Sequence[str] = (),
+        last: int | None = None,
     ) -> None:
         self.config = cfg or config()
         self.start = start or fresh()
@@ -295,7 +300,7 @@ class Run:
             self.device,  # type: ignore[arg-type]
             self.step,
             self.start,
-            last=self.config.train.steps,
+            last=last or self.config.train.steps,
             reader=self.reader,
             sort=sort_rows,
             locate=lambda step, position: f"{Path('shard.tok')}, token {position[1]}",

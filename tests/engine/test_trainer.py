@@ -10,6 +10,7 @@ import pytest
 from fake_training import CONTEXT, SEQUENCES, Run, config
 
 from ptxtrain.engine import trainer
+from ptxtrain.engine.checkpoint import Snapshot
 
 
 def _whole(**train: int) -> tuple[str, list[float]]:
@@ -144,6 +145,53 @@ def test_validation_takes_uneven_rests_and_a_stop_drops_it() -> None:
     assert [line for line in run.step.log if line.startswith("validate")] == ["validate 2", "validate 2"]
     assert outcome.snapshot.step == 3 and outcome.validation is None
     assert Run(outcome.snapshot, cfg=config(micro_batch=2, validate_every=3), validation=5).run().snapshot.step == 6
+
+
+def test_a_validation_that_a_stop_dropped_is_made_up_by_resume() -> None:
+    """Losses, digests and the best validation of every checkpoint are those of a run that never stopped."""
+    train = {"validate_every": 2, "save_every": 2}
+    whole = Run(cfg=config(**train), validation=3)
+    whole.run()
+    first = Run(cfg=config(**train), validation=3)
+    first.step.validating = lambda: first.stop.request() if first.step.log.count("validate 1") == 5 else None
+    assert first.run().snapshot.step == 4, "stopped within the second validation"
+    second = Run(first.saver.saved[-1], cfg=config(**train), validation=3)
+    second.run()
+    assert second.step.log[:4] == ["validate 1"] * 3 + ["finish 5"], "before the next step"
+    assert first.saver.losses + second.saver.losses == whole.saver.losses == [(2, 2.0), (4, 2.0), (6, 2.0)]
+    states = [(saved.step, saved.best_val, saved.state) for saved in first.saver.saved + second.saver.saved]
+    assert states == [(saved.step, saved.best_val, saved.state) for saved in whole.saver.saved]
+
+
+def test_a_validation_that_was_done_is_not_repeated_where_the_checkpoint_knows() -> None:
+    first = Run(cfg=config(validate_every=2), validation=1, last=2)
+    first.run()
+    first.saver.saved[-1].state["validated"] = 2  # as in a state that a stop saved behind its validation
+    second = Run(first.saver.saved[-1], cfg=config(validate_every=2), validation=1)
+    second.run()
+    assert second.saver.losses == [(4, 2.0), (6, 2.0)]
+
+
+def test_the_next_step_is_queued_before_a_save_is_handed_over() -> None:
+    """The copy lies behind the update, so that neither host nor device stands still; what is saved is that step's."""
+    run = Run(cfg=config(save_every=2, steps=6))
+    order: list[str] = []
+    begin, submit = run.step.begin, run.saver.submit
+
+    def queueing(targets: int) -> None:
+        order.append("queue")
+        begin(targets)
+
+    def saving(snapshot: Snapshot) -> None:
+        order.append(f"save {snapshot.step}")
+        submit(snapshot)
+
+    run.step.begin, run.saver.submit = queueing, saving  # type: ignore[method-assign]
+    run.run()
+    assert order == ["queue", "queue", "queue", "save 2", "queue", "queue", "save 4", "queue", "save 6"]
+    for saved in run.saver.saved:
+        assert saved.digest() == run.metrics[saved.step - 1]["digest"]
+        assert saved.sum() == saved.device_sum
 
 
 def test_reading_goes_on_while_the_device_works() -> None:
