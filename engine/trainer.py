@@ -125,7 +125,11 @@ class Trainer:
 
     def _steps(self, feeder: Feeder) -> PtxtrainError | DataError | None:
         """Steps until the last, a stop, or input that cannot be used, which is returned."""
-        self._stop.describe = lambda: f"step {self._done + 1} ends or is dropped, then step {self._done} is saved"
+        self._stop.describe = lambda: (
+            f"step {self._done + 1} ends or is dropped, then step {self._done} is saved"
+            if self._done < self._last
+            else f"step {self._done} is being saved"
+        )
         before: Flight | None = None
         failure: PtxtrainError | DataError | None = None
         self._free = self._device.record()
