@@ -26,6 +26,7 @@ COMMANDS = {
     "tokenize": "Make a dataset of .tok shards and a tokenizer from text.",
     "train": "Train a model from a preset.",
     "resume": "Carry on a stopped run, with the same bits.",
+    "verify": "Check a run, a checkpoint or a dataset.",
     "sample": "Continue a prompt with a trained model.",
     "gradcheck": "Prove every gradient against finite differences.",
     "kernels": "List, print and check the shipped kernels.",

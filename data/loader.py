@@ -130,6 +130,17 @@ class Loader:
         self._position = moved
 
 
+def position_after(counts: Sequence[int], context: int, sequences: int) -> Position:
+    """Where a loader stands that has read so many sequences from the start of shards of `counts` tokens."""
+    rows = [max(0, count - 1) // context for count in counts]
+    assert sum(rows) > 0
+    left, file = sequences % sum(rows), 0
+    while left >= rows[file]:
+        left -= rows[file]
+        file += 1
+    return Position(file, left * context)
+
+
 class ValidationReader:
     """A fixed set of at most `sequences` sequences, spread evenly over the validation split.
 
