@@ -101,9 +101,13 @@ class CopySpec(RowSpec):
 
 @dataclass(frozen=True, slots=True)
 class ActivationSpec(StreamSpec):
-    """`wide`, for bf16: a lane takes chunks of 8 columns, 16 bytes, instead of single columns."""
+    """`wide`, for bf16 and f16: a lane takes chunks of 8 columns, 16 bytes, instead of single columns.
+
+    `half`: the dtype of two bytes that the kernel's flag stands for.
+    """
 
     wide: bool = False
+    half: str = "bf16"
 
     @property
     def elements(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ptxtrain.engine.kit.contracts import ContractError
 from ptxtrain.engine.kit.core import on
 from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward, rmsnorm_backward, rmsnorm_forward
+from ptxtrain.engine.kit.pointwise import swiglu_backward, swiglu_forward
 from ptxtrain.engine.kit.rope import rope_backward, rope_forward, rope_tables
 from ptxtrain.engine.kit.softmax import softmax_backward, softmax_forward
 
@@ -20,4 +21,6 @@ __all__ = [
     "rope_tables",
     "softmax_backward",
     "softmax_forward",
+    "swiglu_backward",
+    "swiglu_forward",
 ]
