@@ -290,6 +290,13 @@ def change_file(path: Path, edit: str, at: int = 0) -> None:
         raise AssertionError(edit)
 
 
+def small_corpus(path: str) -> None:
+    """The sample corpus is a folder of a few files."""
+    from ptxtrain.data import build
+
+    build.STDLIB = path
+
+
 # The rest of the world
 
 
@@ -380,6 +387,7 @@ FAULTS: dict[str, Callable[..., None]] = {
         poison_before,
         device_error,
         edit_at_read,
+        small_corpus,
         clock,
         memory_limit,
         few_bytes,

@@ -32,6 +32,7 @@ from ptxtrain.engine.metrics import read_metrics
 from ptxtrain.engine.parameters import parameter_count, parameter_table
 from ptxtrain.engine.rundir import read_info
 from ptxtrain.engine.sealed import Damaged
+from ptxtrain.engine.session import untrained
 
 Fault = tuple[str, dict[str, Any]]
 Line = tuple[str, str, str]  # a mutant: module, text, other text
@@ -307,7 +308,9 @@ def make_reference(lab: Lab, *extra: object) -> Reference:
     info = read_info(every)
     table = parameter_table(from_dict(json.loads((every / "run.json").read_text())["config"], "run.json").model)
     states = {step: load(every, table, step=step).digest() for step in list_steps(every)}
-    assert sorted(states) == list(range(1, STEPS + 1)) and info.config.train.steps == STEPS
+    assert sorted(states) == list(range(1, STEPS + 1))
+    states[0] = untrained(info.config, info.seed).digest()
+    assert info.config.train.steps == STEPS
     numbers = {
         int(line["step"]): (line["loss"], line["grad_norm"])
         for line in read_metrics(every / "metrics.jsonl")
