@@ -19,6 +19,7 @@ F64: TypeAlias = npt.NDArray[np.float64]
 INITIAL_WEIGHTS = 1
 SAMPLING = 2
 GRADIENT_CHECK = 3
+ROUNDING = 4  # of bf16 master weights
 
 ROUNDS = 10
 _MULTIPLIER_0, _MULTIPLIER_1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)

@@ -41,6 +41,51 @@ class TypedRowSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AdamSpec:
+    """One thread to `vector` neighbouring elements; 4 of f32 are one access of 16 bytes.
+
+    grads, master, copy: the dtypes of the gradient, of the master weights (f32, or bf16 rounded by chance) and of their
+    copy. `direct`: the numbers of a step are parameters, not in the trainer's buffer.
+    """
+
+    threads: int = 256
+    vector: int = 1
+    grads: str = "f32"
+    master: str = "f32"
+    copy: str = "bf16"
+    direct: bool = False
+
+    # Philox4x32-10
+    @property
+    def rounds(self) -> int:
+        return 10
+
+    @property
+    def multipliers(self) -> tuple[str, str]:
+        return "0xD2511F53", "0xCD9E8D57"
+
+    @property
+    def weyl(self) -> tuple[str, str]:
+        """What the keys grow by from round to round."""
+        return "0x9E3779B9", "0xBB67AE85"
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        return (self.threads, 1, 1)
+
+    @property
+    def pairs(self) -> int:
+        """Registers of two numbers of two bytes that the elements fill; for a single one it is not used."""
+        return max(1, self.vector // 2)
+
+    def item(self, dtype: str) -> int:
+        return ITEM_SIZES[dtype]
+
+    def grid(self, count: int) -> tuple[int, int, int]:
+        return (_blocks(count, self.threads * self.vector), 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class TypedPartSpec(TypedRowSpec):
     """One block to a part: `part_rows` rows, fewer in the last, whose weight gradients are summed in order."""
 

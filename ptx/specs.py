@@ -12,10 +12,10 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardSpec
-from ptxtrain.ptx.gemm_spec import GemmSpec
 from ptxtrain.ptx.decode_spec import AppendSpec, DecodeSpec
+from ptxtrain.ptx.gemm_spec import GemmSpec
 from ptxtrain.ptx.gemv_spec import GemvSpec
-from ptxtrain.ptx.kit_spec import ITEM_SIZES, TypedPartSpec, TypedRowSpec
+from ptxtrain.ptx.kit_spec import ITEM_SIZES, AdamSpec, TypedPartSpec, TypedRowSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -341,6 +341,7 @@ Spec: TypeAlias = (
     | GemvSpec
     | DecodeSpec
     | AppendSpec
+    | AdamSpec
     | TypedPartSpec
     | TypedRowSpec
 )
@@ -348,7 +349,7 @@ Spec: TypeAlias = (
 # What each stem is rendered from unless its op asks for something else.
 DEFAULTS: Mapping[str, Spec] = MappingProxyType(
     {
-        "adamw_update": ElementSpec(),
+        "adamw_update": AdamSpec(),
         "add_into": ElementSpec(),
         "add_parts": PartsSpec(),
         "attention_decode": DecodeSpec(),
@@ -360,6 +361,8 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "cross_entropy": CrossEntropySpec(),
         "cross_entropy_backward": RowSpec(),
         "cross_entropy_forward": RowSpec(),
+        "dense_attention_gradient": TypedRowSpec(),
+        "dense_attention_softmax": TypedRowSpec(),
         "embedding_backward": CopySpec(),
         "embedding_forward": CopySpec(),
         "gemm": GemmSpec(),

@@ -235,6 +235,20 @@ class CudaDevice(Device):
             with self.calling("filling memory"):
                 _pointer(dst).memset_async(byte, dst.nbytes, stream=self._stream)
 
+    def copy(self, dst: Buffer, src: Buffer, nbytes: int) -> None:
+        """Queue a copy of the first `nbytes` of `src` to the start of `dst`, within the GPU's memory."""
+        assert 0 < nbytes <= min(dst.nbytes, src.nbytes), (nbytes, dst.nbytes, src.nbytes)
+        with self.calling("copying within the GPU"):
+            _pointer(dst).copy_from_device_async(_pointer(src), nbytes, stream=self._stream)
+
+    def cublas(self) -> Any:
+        """CuPy's functions of cuBLAS.
+
+        Raises:
+            ImportError: the library is not installed.
+        """
+        return self._cupy.cuda.cublas
+
     def load(self, path: Path, entry: str) -> Kernel:
         path = Path(path).resolve()
         if (path, entry) not in self._kernels:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from ptxtrain.engine.kit.contracts import ContractError
 from ptxtrain.engine.kit.core import on
 from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward, rmsnorm_backward, rmsnorm_forward
+from ptxtrain.engine.kit.optimizer import adamw_step
 from ptxtrain.engine.kit.pointwise import swiglu_backward, swiglu_forward
 from ptxtrain.engine.kit.rope import rope_backward, rope_forward, rope_tables
 from ptxtrain.engine.kit.softmax import softmax_backward, softmax_forward
 
 __all__ = [
     "ContractError",
+    "adamw_step",
     "layernorm_backward",
     "layernorm_forward",
     "on",

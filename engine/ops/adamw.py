@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from ptxtrain.engine import philox
 from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import scalars as scalar_table
-from ptxtrain.engine.ops.checks import holds, sizes, vector
-from ptxtrain.ptx.specs import ElementSpec
+from ptxtrain.engine.ops.checks import holds, of_kit, require, sizes, vector
+from ptxtrain.ptx.kit_spec import AdamSpec
 
 
 def update(
@@ -35,7 +36,7 @@ def update(
     if copy is not None:
         holds(op, "copy", copy, count, "bf16")
     holds(op, "scalars", scalars, scalar_table.COUNT, "f32")
-    spec = ElementSpec(vector=vector(rec, count, params, m, v, copy, grads))
+    spec = AdamSpec(vector=vector(rec, count, params, m, v, copy, grads))
     target = np.uint64(0) if copy is None else copy
     kernel = rec.ptx("adamw_update", spec=spec)
     numbers = (np.float32(x) for x in (beta1, beta2, eps, decay))
@@ -43,3 +44,55 @@ def update(
     rec.launch(
         kernel, spec.grid(count), spec.block, params, m, v, target, grads, scalars, np.uint32(count), *numbers, flag
     )
+
+
+def step(
+    rec: Recorder,
+    params: Buffer,  # [count] f32, or bf16 when random is there
+    m: Buffer,  # [count] f32
+    v: Buffer,  # [count] f32
+    copy: Buffer | None,  # [count] copy_dtype: the weights as the matmuls read them, of f32 ones
+    grads: Buffer,  # [count] dtype
+    *,
+    count: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    decay: float,
+    bias1: float,
+    bias2: float,
+    clip: float,
+    dtype: str,
+    copy_dtype: str = "bf16",
+    random: tuple[int, int, int] | None = None,  # seed, step, stream
+) -> None:
+    """As `update`, with the numbers of the step given; gradients of any dtype of the kit.
+
+    With `random` params is bf16 and rounded by chance, unbiased, by the upper halves of
+    `philox.words(seed, philox.ROUNDING, step, stream * 2^34, count)`: a function of these numbers and the element's index.
+    """
+    op = "adamw.step"
+    sizes(op, count=count)
+    of_kit(op, dtype)
+    require(op, copy_dtype in ("f16", "bf16"), f'copy_dtype is "{copy_dtype}", must be "f16" or "bf16"')
+    require(op, random is None or copy is None, "bf16 weights are read as they are, without a copy")
+    master = "f32" if random is None else "bf16"
+    holds(op, "params", params, count, master)
+    holds(op, "grads", grads, count, dtype)
+    for name, buffer in (("m", m), ("v", v)):
+        holds(op, name, buffer, count, "f32")
+    if copy is not None:
+        holds(op, "copy", copy, count, copy_dtype)
+    width = vector(rec, count, params, m, v, copy, grads)
+    spec = AdamSpec(vector=width, grads=dtype, master=master, copy=copy_dtype, direct=True)
+    words: tuple[np.uint32, ...] = ()
+    if random is not None:
+        seed, number, stream = random
+        parts = (seed & 0xFFFFFFFF, seed >> 32, stream, number, philox.ROUNDING)
+        words = tuple(np.uint32(part) for part in parts)
+    target = np.uint64(0) if copy is None else copy
+    numbers = (np.float32(x) for x in (beta1, beta2, eps, decay, lr, bias1, bias2, clip))
+    args = (params, m, v, target, grads, np.uint32(count))
+    flag = np.uint32(copy is not None)
+    rec.launch(rec.ptx("adamw_update", spec=spec), spec.grid(count), spec.block, *args, *words, *numbers, flag)

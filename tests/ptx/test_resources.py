@@ -33,7 +33,7 @@ def every_spec() -> list[tuple[str, Any]]:
     found["matmul"] += [row.spec("nn", "bf16", Epilogue("f32", "f16")) for row in CHOICES]
     layouts = (("nn", "f32", "f32"), ("nt", "f32", "f32"), ("tn", "f32", "f32"), ("tt", "f16", "bf16"))
     found["gemm"] = [choose(*of, Epilogue(of[2], of[1]), gpu=gpu) for of in layouts for gpu in (False, True)]
-    for stem in ("adamw_update", "add_into", "cast_to_bf16", "cast_to_f32"):
+    for stem in ("add_into", "cast_to_bf16", "cast_to_f32"):
         found[stem].append(specs.ElementSpec(vector=4))
     for stem in ("embedding_backward", "embedding_forward"):
         found[stem].append(specs.CopySpec(vector=4))
@@ -44,6 +44,12 @@ def every_spec() -> list[tuple[str, Any]]:
     found["add_parts"] += [specs.PartsSpec(vector, fresh) for vector, fresh in ((4, False), (1, True), (4, True))]
     for stem in ("layernorm_forward", "softmax_backward", "softmax_forward"):
         found[stem] = [kit_spec.TypedRowSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
+    adam = kit_spec.AdamSpec
+    found["adamw_update"] += [adam(vector=4)] + [
+        adam(vector=vector, grads=grads, master=master, copy=copy, direct=True)
+        for vector in (1, 4)
+        for grads, master, copy in (("f16", "f32", "f16"), ("f32", "f32", "bf16"), ("bf16", "bf16", "bf16"))
+    ]
     found["rope"].append(specs.RopeSpec(half="f16"))
     found["rmsnorm_forward"] += [specs.NormSpec(dtype=dtype) for dtype in kit_spec.ITEM_SIZES]
     found["rmsnorm_backward"] += [specs.NormBackwardSpec(dtype=dtype) for dtype in kit_spec.ITEM_SIZES]
