@@ -21,12 +21,16 @@ import click
 from ptxtrain.data.errors import DataError
 from ptxtrain.engine.errors import PtxtrainError, StoppedSaved
 
-# Name -> the line that `ptxtrain --help` shows. The module `ptxtrain.cli.NAME` has the click command as `command`.
+# Name -> the line that `ptxtrain --help` shows. The module `ptxtrain.cli.NAME` has the click command as `command`; a hyphen in a
+# name is an underscore there.
 COMMANDS = {
     "tokenize": "Make a dataset of .tok shards and a tokenizer from text.",
     "train": "Train a model from a preset.",
     "resume": "Carry on a stopped run, with the same bits.",
     "verify": "Check a run, a checkpoint or a dataset.",
+    "diff": "Name the first step, tensor and index where two runs differ.",
+    "replay": "Train a part of a run again and compare every bit.",
+    "inspect-batch": "Print the sequences that a step was trained on.",
     "sample": "Continue a prompt with a trained model.",
     "gradcheck": "Prove every gradient against finite differences.",
     "kernels": "List, print and check the shipped kernels.",
@@ -64,7 +68,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command = importlib.import_module(f"ptxtrain.cli.{cmd_name}").command
+        command = importlib.import_module(f"ptxtrain.cli.{cmd_name.replace('-', '_')}").command
         assert isinstance(command, click.Command)
         if not any(param.name == "version" for param in command.params):
             command.params.append(_version_option())

@@ -51,7 +51,7 @@ def start_run(
     with stop.handlers(), _as_error(PtxtrainError("stopped; the run was not begun")):
         with stop.raising():
             dataset, config = find_dataset(config, data)
-            device = _open(wanted, threads, checked)
+            device = open_and_say(wanted, threads, checked)
             numerics = numerics_id(device)
             run = rundir.RunDirectory.create(
                 path,
@@ -101,7 +101,7 @@ def resume_run(
                 _finished(path, start, last, steps is not None)
                 return
             dataset = run_dataset(config, data)
-            device = _open(wanted, threads)
+            device = open_and_say(wanted, threads)
             numerics = numerics_id(device)
             accepted = identity.refuse(path, identity.changes(start, run.info, dataset, numerics), accept)
             for change in accepted:
@@ -180,7 +180,8 @@ def run_dataset(config: Config, data: Path | None) -> Dataset:
     return Dataset(place)
 
 
-def _open(wanted: str | None, threads: int | None, checked: bool | None = None) -> Device:
+def open_and_say(wanted: str | None, threads: int | None, checked: bool | None = None) -> Device:
+    """The device that is wanted, named with its reason on stderr."""
     from ptxtrain.engine.device.choice import open_device
 
     device, choice = open_device(wanted, threads, checked)

@@ -75,7 +75,12 @@ def train(
     data = data_id(dataset.identity())
     with Metrics(run.info.metrics, warn=view.note) as metrics:
         metrics.log(
-            begins_after=start.step, digest=start.digest(), numerics=numerics, data=data, accepted=list(accepted)
+            begins_after=start.step,
+            digest=start.digest(),
+            position=list(start.position),
+            numerics=numerics,
+            data=data,
+            accepted=list(accepted),
         )
         saver = Saver(
             run,

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from ptxtrain.data.errors import DataError
 from ptxtrain.engine.checkpoint import list_steps, step_name
 from ptxtrain.engine.checkpointfiles import Manifest, verify_files
-from ptxtrain.engine.config import Config
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.history import History, disagreements, read_history
 from ptxtrain.engine.parameters import parameter_table
@@ -237,17 +236,3 @@ def _shards(dataset: Dataset) -> Iterator[Finding]:
         else:
             text = f"{shard.count:,} tokens in {shard.blocks:,} blocks, all below {dataset.vocab_size:,}"
             yield Finding(shard.path.name, OK, text)
-
-
-def config_differences(a: Config, b: Config) -> list[tuple[str, object, object]]:
-    """Keys that differ, dotted, with both values."""
-    from ptxtrain.engine.config import to_dict
-
-    one, other = to_dict(a), to_dict(b)
-    return [
-        (f"{section}.{key}", one[section][key], other[section][key])
-        for section in one
-        if isinstance(one[section], dict)
-        for key in one[section]
-        if one[section][key] != other[section][key]
-    ]
