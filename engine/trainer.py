@@ -356,7 +356,14 @@ class Trainer:
             return None
         self._watch.moved(f"a sample behind step {self._done}")
         self._view.phase("sampling")
-        text = self._sample(lambda: self._stop.requested)
+        text = None
+        try:
+            text = self._sample(lambda: self._stop.requested)
+        except (
+            OutOfMemory,
+            MemoryError,
+        ) as error:  # what it takes is not in the plan, and a run does not end for want of it
+            self._view.note(f"no sample behind step {self._done}: {error}")
         self._view.phase("")
         self._watch.moved(f"step {self._done + 1}", self._meter.median)
         return text
