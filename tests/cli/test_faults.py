@@ -241,3 +241,45 @@ def test_three_signals_leave_at_once_with_3(preset: Path, dataset: Path, tmp_pat
         done = child.wait(20)
     assert done.code == 3
     assert "SIGTERM, the third signal: left at once; nothing has been saved yet" in done.err
+
+
+def test_a_device_that_does_not_hold_what_it_was_sent_is_exit_4(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory that loses a bit of an upload is found before the first step, and the checkpoint is as it was."""
+    run, load = tmp_path / "run", TrainStep.load
+    assert ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run).code == 0
+
+    def losing(self: TrainStep, params: np.ndarray, m: np.ndarray, v: np.ndarray) -> None:
+        bad = m.copy()
+        bad.view(np.uint32)[77] ^= np.uint32(1 << 20)
+        load(self, params, bad, v)
+
+    monkeypatch.setattr(TrainStep, "load", losing)
+    done = ptxtrain("resume", run, "--steps", 14)
+    assert done.code == 4 and "the device does not hold step 12 as it was sent" in done.line
+    monkeypatch.undo()
+    assert ptxtrain("resume", run, "--steps", 14).code == 0
+
+
+def test_a_copy_that_differs_from_the_device_is_not_saved(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit lost on the way back from the device: the save is refused, the older ones and the run go on."""
+    from ptxtrain.engine.step import StateCopy
+
+    whole = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", tmp_path / "whole")
+    wait, copies = StateCopy.wait, iter(range(100))
+
+    def losing(self: StateCopy) -> Any:
+        params, m, v = wait(self)
+        if next(copies) == 1:
+            v.view(np.uint32)[5] ^= np.uint32(1)
+        return params, m, v
+
+    monkeypatch.setattr(StateCopy, "wait", losing)
+    run = tmp_path / "run"
+    done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", run)
+    assert (done.code, done.digest) == (0, whole.digest)
+    assert "step 10 was not saved: its bits on the host have the sum" in done.err
+    assert _steps(run) == ["step-00000005", "step-00000012"]

@@ -180,6 +180,22 @@ def test_results_may_be_read_late(device: Device) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(state, seen[0][1], strict=True))
 
 
+def test_each_steps_state_is_summed_on_the_device(device: Device) -> None:
+    """The sum that comes back with a step, however late it is read, is NumPy's of the state behind that very step."""
+    cfg = bench.config(bench.SHORT, 4, 2, 2)
+    step = TrainStep(cfg, device, way="bf16")
+    step.initialise(3)
+    assert step.state_sum() == state_sum(*step.snapshot())
+    results, sums = [], []
+    for t in (1, 2, 3):
+        tokens, targets = bench.batch(cfg.model, 4, seed=t)
+        bench.queue(step, tokens, targets)
+        results.append(step.finish(t, 1e-3))
+        sums.append(state_sum(*step.snapshot()))
+    assert [result.state_sum for result in results] == sums and len(set(sums)) == 3
+    assert step.state_sum() == sums[-1]
+
+
 def test_an_abandoned_step_leaves_nothing_behind(device: Device) -> None:
     cfg = bench.config(bench.SHORT, 8, 1, 4)
     step = TrainStep(cfg, device, way="f32")
