@@ -55,7 +55,7 @@ class Sizes:
         lead = "..." if self.lead is None else ", ".join(map(str, self.lead))
         known = [lead if a == "..." else str(a if isinstance(a, int) else self.letters.get(a, "?")) for a in axes]
         values = ", ".join(part for part in known if part)
-        comma, end = "," if len(axes) == 1 else "", "," if len(known) == 1 or not known[0] else ""
+        comma, end = "," if len(axes) == 1 else "", "," if values and "," not in values else ""
         if all(part in ("?", "...") for part in known) or names == values:
             return f"({names}{comma})"
         return f"({names}{comma}) = ({values}{end})"
@@ -93,7 +93,7 @@ def number(
         ContractError: it is something else.
     """
     try:
-        found = float(value)
+        found = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
         fail(op, name, "a number", f"{type(value).__name__}")
     inside = low < found <= high if open_low else low <= found <= high

@@ -1,0 +1,243 @@
+"""What arrays the kit takes, without a copy, what it gives back, and on which device it runs."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+from collections.abc import Iterator
+from typing import Any
+
+import fake_cupy
+import ml_dtypes
+import numpy as np
+import pytest
+from dlpack import CUDA, MANAGED, PINNED, ROCM, Exported, Namespaced
+from fake_cupy import open_fake
+from kitbench import FLOATS, Place, normal
+
+from ptxtrain.engine import kit
+from ptxtrain.engine.device.cpu import CpuDevice
+from ptxtrain.engine.device.cuda import CudaDevice
+from ptxtrain.engine.kit import core
+
+X = normal(1, 5, 33)
+
+
+def softmax(x: Any) -> bytes:
+    """The right answer's bits, from NumPy arrays."""
+    return bytes(kit.softmax_forward(x).tobytes())
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("place", [1, PINNED])
+def test_dlpack_of_the_host_is_read_and_written_in_place(dtype: str, place: int) -> None:
+    """The very memory: out is the caller's, nothing is copied, and every capsule is let go of."""
+    x = Place("cpu").put(X, dtype)
+    source, target = Exported(x.copy(), place), Exported(np.empty_like(x), place, with_strides=False)
+    assert kit.softmax_forward(source, out=target) is target
+    assert target.array.tobytes() == softmax(x) and source.array.tobytes() == x.tobytes()
+    assert source.streams == [None]
+    gc.collect()
+    assert source.alive == target.alive == 0
+    assert kit.softmax_forward(source, out=source) is source and source.array.tobytes() == softmax(x)
+
+
+def test_a_byte_offset_is_added() -> None:
+    x = X.copy()
+    assert kit.softmax_forward(Exported(x[2:], byte_offset=8)).tobytes() == softmax(X[2:])
+
+
+def test_new_arrays_are_of_the_callers_kind() -> None:
+    assert type(kit.softmax_forward(X)) is np.ndarray
+    assert type(kit.softmax_forward(Exported(X.copy()))) is np.ndarray, "its library is not known"
+    found = kit.softmax_forward(Namespaced(X.copy()))
+    assert type(found) is Namespaced and found.array.tobytes() == softmax(X)
+    half = X.astype(ml_dtypes.bfloat16)
+    found = kit.softmax_forward(Namespaced(half))
+    assert type(found) is np.ndarray and found.tobytes() == softmax(half), "NumPy does not export bf16"
+
+
+def test_views_and_empty_arrays() -> None:
+    """Rows of a larger array, axes of size 1 with any stride, and no rows at all."""
+    assert kit.softmax_forward(X[1:4]).tobytes() == softmax(X[1:4].copy())
+    assert kit.softmax_forward(Exported(X[:1, None].transpose(1, 0, 2))).shape == (1, 1, 33)
+    assert kit.softmax_forward(np.empty((0, 7), np.float32)).shape == (0, 7)
+    gamma = np.ones(7, np.float32)
+    none = np.empty((0, 7), np.float32)
+    out, rstd = kit.rmsnorm_forward(none, gamma)
+    dx, dgamma = kit.rmsnorm_backward(none, gamma, none, rstd, dgamma=np.full(7, np.nan, np.float32))
+    assert out.shape == dx.shape == (0, 7) and rstd.shape == (0,) and not dgamma.any()
+    assert kit.swiglu_forward(np.array(2, np.float32), np.array(3, np.float32)).shape == ()
+
+
+# The GPU's path, over a fake CuPy: memory is the host's, everything else as on a GPU.
+
+
+@pytest.fixture
+def cuda() -> Iterator[CudaDevice]:
+    fake = fake_cupy.FakeCupy()
+    fake.cuda.UnownedMemory = lambda ptr, size, owner, device: Unowned(fake.state, ptr, size, owner, device)
+    fake.cuda.MemoryPointer = fake_cupy.MemoryPointer
+    device = open_fake(fake)
+    with kit.on(device):
+        yield device
+
+
+class Unowned:
+    """`cupy.cuda.UnownedMemory`."""
+
+    def __init__(self, state: Any, ptr: int, size: int, owner: object, device_id: int) -> None:
+        assert device_id == 0
+        self.state, self.ptr, self.size, self.owner = state, ptr, size, owner
+
+
+@pytest.mark.parametrize("place", [CUDA, MANAGED])
+def test_arrays_of_a_gpu_run_there(cuda: CudaDevice, place: int) -> None:
+    """On the device's own stream, which the producer is told of, and with the result there when the call returns."""
+    source, target = Exported(X.copy(), place), Exported(np.empty_like(X), place)
+    assert kit.softmax_forward(source, out=target) is target
+    assert target.array.tobytes() == softmax(X)
+    assert source.streams == [cuda.stream] and cuda.stream
+    assert cuda._cupy.state.log.count("launch") == 1
+
+
+def test_the_sums_of_no_rows_are_cleared_on_a_gpu(cuda: CudaDevice) -> None:
+    """Which copies through CuPy's pointer to the caller's memory."""
+    none, ones, dgamma = np.empty((0, 7), "f"), np.ones(7, "f"), np.full(7, np.nan, "f")
+    given = [Exported(a, CUDA) for a in (none, ones, none, none[:, 0].copy())]
+    kit.rmsnorm_backward(*given, dx=Exported(none, CUDA), dgamma=Exported(dgamma, CUDA))
+    assert not dgamma.any()
+
+
+def test_arrays_of_two_places_are_refused(cuda: CudaDevice) -> None:
+    with pytest.raises(kit.ContractError) as caught:
+        kit.softmax_forward(Exported(X.copy(), CUDA), out=np.empty_like(X))
+    assert str(caught.value) == "softmax_forward: out: expected an array on GPU 0, where x is, got one on the host"
+    with pytest.raises(
+        kit.ContractError, match="x: expected memory of the host or of an NVIDIA GPU, got DLPack device 10"
+    ):
+        kit.softmax_forward(Exported(X.copy(), ROCM))
+
+
+def test_the_cpu_can_be_forced(cuda: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then arrays of a GPU are copied to the host, and what was written back; the producer's work on stream 1 comes first."""
+    copies = []
+
+    class Runtime:
+        memcpyHostToDevice, memcpyDeviceToHost = 1, 2
+
+        @staticmethod
+        def memcpy(dst: int, src: int, size: int, kind: int) -> None:
+            import ctypes
+
+            copies.append((size, kind))
+            ctypes.memmove(dst, src, size)
+
+    fake = cuda._cupy
+    fake.cuda.runtime = Runtime
+    monkeypatch.setattr("ptxtrain.engine.device.cuda_errors.import_cupy", lambda: fake)
+    monkeypatch.setenv("PTXTRAIN_DEVICE", "cpu")
+    source, target = Exported(X.copy(), CUDA), Exported(np.empty_like(X), CUDA)
+    device = CpuDevice(threads=1)
+    with kit.on(device):
+        kit.softmax_forward(source, out=target)
+        assert target.array.tobytes() == softmax(X)
+        assert copies == [(X.nbytes, 2), (X.nbytes, 1)] and source.streams == [1]
+        kit.softmax_forward(target, out=target)
+        assert target.array.tobytes() == softmax(kit.softmax_forward(X)), "in place"
+    device.close()
+    assert "launch" not in fake.state.log
+
+
+def test_asked_for_cuda_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PTXTRAIN_DEVICE", "cuda")
+    with pytest.raises(kit.ContractError) as caught:
+        kit.softmax_forward(X)
+    assert (
+        str(caught.value)
+        == "softmax_forward: x: expected an array on a GPU, since $PTXTRAIN_DEVICE is cuda, got one on the host"
+    )
+
+
+def test_a_device_is_opened_once_and_on_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core, "_devices", {})
+    first = core.device_of(None)
+    assert core.device_of(None) is first
+    other = CpuDevice(threads=2)
+    with kit.on(other):
+        assert core.device_of(None) is other
+        with kit.on(first):
+            assert core.device_of(None) is first
+        assert core.device_of(None) is other
+    assert core.device_of(None) is first
+    other.close()
+
+
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
+
+
+@needs_torch
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_torch_in_torch_out(dtype: str) -> None:
+    """Tensors, also those that take gradients, are read and changed in place, and new ones are tensors."""
+    import torch
+
+    kinds = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+    host = Place("cpu").put(X, dtype)
+    x = torch.from_numpy(X.copy()).to(kinds[dtype])
+    found = kit.softmax_forward(x)
+    assert isinstance(found, torch.Tensor) and found.dtype == kinds[dtype]
+    assert found.view(torch.uint8).numpy().tobytes() == softmax(host)
+    weight = torch.nn.Parameter(torch.ones(33))
+    state = [torch.zeros(33), torch.zeros(33)]
+    same = kit.adamw_step(weight, *state, x[0].clone(), lr=0.1, bc1=0.1, bc2=0.001)
+    assert same[0] is weight and not torch.equal(weight.detach(), torch.ones(33)) and state[0].any()
+    with pytest.raises(kit.ContractError, match=r"x: expected a C-contiguous array, got strides \(1, 33\)"):
+        kit.softmax_forward(x.T)
+    cos, _ = kit.rope_tables(3, 8, like=x)
+    assert isinstance(cos, torch.Tensor) and cos.shape == (3, 4)
+
+
+@needs_torch
+def test_torch_agrees() -> None:
+    """Its own functions and gradients on the same numbers."""
+    import torch
+    from torch.nn import functional as F
+
+    x = torch.from_numpy(normal(1, 40, 65)).requires_grad_()
+    gamma, beta = (torch.from_numpy(normal(s, 65)).requires_grad_() for s in (2, 3))
+    dout = torch.from_numpy(normal(4, 40, 65))
+
+    def close(found: Any, expected: Any) -> None:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+    y = F.layer_norm(x, (65,), gamma, beta, 1e-5)
+    out, mean, rstd = kit.layernorm_forward(x, gamma, beta)
+    close(out, y.detach())
+    for a, b in zip(
+        kit.layernorm_backward(x, gamma, dout, mean, rstd), torch.autograd.grad(y, (x, gamma, beta), dout), strict=True
+    ):
+        close(a, b)
+    y = F.rms_norm(x, (65,), gamma, 1e-5)
+    out, rstd = kit.rmsnorm_forward(x, gamma)
+    close(out, y.detach())
+    for a, b in zip(kit.rmsnorm_backward(x, gamma, dout, rstd), torch.autograd.grad(y, (x, gamma), dout), strict=True):
+        close(a, b)
+    y = x.softmax(-1)
+    out = kit.softmax_forward(x)
+    close(out, y.detach())
+    close(kit.softmax_backward(out, dout), torch.autograd.grad(y, x, dout)[0])
+    up = torch.from_numpy(normal(5, 40, 65)).requires_grad_()
+    y = F.silu(x) * up
+    close(kit.swiglu_forward(x, up), y.detach())
+    for a, b in zip(kit.swiglu_backward(x, up, dout), torch.autograd.grad(y, (x, up), dout), strict=True):
+        close(a, b)
+    weight = torch.nn.Parameter(torch.from_numpy(normal(6, 65)))
+    ours, m, v = weight.detach().clone(), torch.zeros(65), torch.zeros(65)
+    optimizer = torch.optim.AdamW([weight], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    for step in range(1, 6):
+        weight.grad = dout[step].clone()
+        optimizer.step()
+        numbers: dict[str, float] = {"lr": 1e-2, "beta1": 0.9, "beta2": 0.95, "weight_decay": 0.1}
+        kit.adamw_step(ours, m, v, dout[step].clone(), **numbers, bc1=1 - 0.9**step, bc2=1 - 0.95**step)
+    close(ours, weight.detach())
