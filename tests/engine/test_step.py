@@ -15,6 +15,7 @@ from ptxtrain.engine import activations, leaves
 from ptxtrain.engine.config import OptimizerConfig
 from ptxtrain.engine.device.base import Buffer, Device
 from ptxtrain.engine.device.cpu import CpuDevice
+from ptxtrain.engine.digest import state_sum
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.step import TrainStep, memory_plan
 from ptxtrain.engine.ways import WAYS
