@@ -22,21 +22,20 @@ def activation_bytes(
     *,
     backward: bool,
 ) -> dict[str, int]:
-    """Every buffer of a model but its weights, by name, in bytes. `layers.{i}.…` repeat; without `backward` they are shared."""
+    """Every buffer of a model but its weights, by name, in bytes. `layers.{i}.…` repeat.
+
+    Without `backward` the layers share theirs, and there is none for the head: whoever reads on takes one row's logits.
+    """
     item, rows, width = ways.item, micro_batch * cfg.context, cfg.width
     heads_width = cfg.heads * cfg.head_dim
     qkv_width = heads_width + 2 * cfg.kv_heads * cfg.head_dim
     sizes = {
         "tokens": rows * 4,
-        "targets": rows * 4,
         "cos": cfg.context * (cfg.head_dim // 2) * 4,
         "sin": cfg.context * (cfg.head_dim // 2) * 4,
         "x": rows * width * 4,  # the residual stream as it enters the final norm
         "rstd": rows * 4,
         "final": rows * width * item,
-        "logits": head_sequences(cfg, micro_batch, item) * cfg.context * cfg.vocab_size * item,
-        "lse": rows * 4,
-        "loss": rows * 4,
         "scratch": scratch_bytes(cfg, micro_batch, ways, backward=backward),
     }
     for i in range(cfg.layers if backward else 1):
@@ -56,6 +55,10 @@ def activation_bytes(
         sizes |= {f"layers.{i}.{name}": size for name, size in layer.items()}
     if backward:
         sizes |= {
+            "targets": rows * 4,
+            "logits": head_sequences(cfg, micro_batch, item) * cfg.context * cfg.vocab_size * item,
+            "lse": rows * 4,
+            "loss": rows * 4,
             "order": rows * 4,
             "starts": (cfg.vocab_size + 1) * 4,
             "norm_partial": rmsnorm.parts(rows, cfg.context) * width * 4,

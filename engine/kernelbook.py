@@ -139,7 +139,7 @@ def _config(way: str) -> Config:
 
 
 def _checked_runs(wanted: set[str]) -> Iterator[Line]:
-    """One training step in each way on the checked device; a finding stops a way and is its line."""
+    """One training step and one token in each way on the checked device; a finding stops a way and is its line."""
     seen: set[str] = set()
     for way in ("f32", "bf16", "fast"):
         device = _WatchedDevice()
@@ -171,4 +171,6 @@ def _one_step(device: CpuDevice, config: Config) -> None:
         sort_rows(tokens, _MODEL.vocab_size, order, starts)
         step.micro_batch(index, tokens, targets, order, starts)
     step.finish(1, config.optimizer.lr).wait()
-    step.logits(tokens[None, :7])
+    decoder = step.decoder()
+    decoder.read(tokens[:7])
+    decoder.step(tokens[7:8].tolist())

@@ -104,13 +104,16 @@ class Model:
             return self["x"]
         return self._layer(i + 1)("x")
 
-    def record_forward(self, rec: Recorder) -> None:
-        """tokens -> "final" [N, D], the normed output of the last layer."""
+    def record_forward(self, rec: Recorder, turned: Callable[[int, Buffer], None] | None = None) -> None:
+        """tokens -> "final" [N, D], the normed output of the last layer.
+
+        `turned(layer, qkv)` may record what is to be done with each layer's queries, keys and values once they are turned.
+        """
         cfg, rows, dtype, f32 = self.cfg, self.rows, self.ways.dtype, self.weights.f32
         x, table = self._layer(0)("x"), f32["embedding"]
         embedding.forward(rec, x, self["tokens"], table, rows=rows, width=cfg.width, vocab=cfg.vocab_size)
         for i in range(cfg.layers):
-            self._record_attention_forward(rec, i)
+            self._record_attention_forward(rec, i, turned)
             self._record_mlp_forward(rec, i)
         rmsnorm.forward(
             rec,
@@ -124,7 +127,9 @@ class Model:
             dtype=dtype,
         )
 
-    def _record_attention_forward(self, rec: Recorder, i: int) -> None:
+    def _record_attention_forward(
+        self, rec: Recorder, i: int, turned: Callable[[int, Buffer], None] | None = None
+    ) -> None:
         """middle = x + attention(rope(norm(x) Wqkv)) Wout"""
         cfg, rows, dtype, at = self.cfg, self.rows, self.ways.dtype, self._layer(i)
         heads_width = cfg.heads * cfg.head_dim
@@ -142,6 +147,8 @@ class Model:
         )
         self._matmul(rec, at("qkv"), at("normed_1"), f"layers.{i}.qkv", m=rows, n=qkv_width, k=cfg.width, layout="nn")
         self._rope(rec, at("qkv"))
+        if turned is not None:
+            turned(i, at("qkv"))
         out, lse, qkv = at("attention"), at("attention_lse"), at("qkv")
         if self.ways.attention == "fast":
             flash_attention.forward(rec, out, lse, qkv, **self._attention_shape())

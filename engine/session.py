@@ -20,6 +20,7 @@ from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
+from ptxtrain.engine.generate import generate
 from ptxtrain.engine.identity import join_numerics
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
@@ -27,7 +28,7 @@ from ptxtrain.engine.parameters import parameter_table
 from ptxtrain.engine.preflight import check_disk, make_step
 from ptxtrain.engine.progress import Cadence, View
 from ptxtrain.engine.rundir import RunDirectory, data_id
-from ptxtrain.engine.sampler import Sampling, generate
+from ptxtrain.engine.sampler import Sampling
 from ptxtrain.engine.signals import Stop, StopRequested
 from ptxtrain.engine.step import TrainStep
 from ptxtrain.engine.trainer import Outcome, Trainer
@@ -210,18 +211,17 @@ def _sample(
 ) -> str | None:
     """A document from its start; None if a stop is asked for meanwhile."""
     tokens: list[int] = []
-    for token in generate(
-        step.logits,
+    for picked in generate(
+        step.decoder(),
         [end_of_text],
-        context=config.model.context,
         tokens=config.train.sample_tokens,
         sampling=Sampling(seed=seed),
         end=end_of_text,
     ):
         if stopping():
             return None
-        if token != end_of_text:
-            tokens.append(token)
+        if picked.token != end_of_text:
+            tokens.append(picked.token)
     return decode(tokens)
 
 

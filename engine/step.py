@@ -16,6 +16,7 @@ import numpy as np
 
 from ptxtrain.engine import init
 from ptxtrain.engine.config import Config
+from ptxtrain.engine.decode import Decoder
 from ptxtrain.engine.device.base import Device, Plan
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.inference import Inference
@@ -85,6 +86,7 @@ class TrainStep:
         self._next: int | None = None  # the micro-batch that comes next; None between steps
         self._targets = 0
         self._inference: Inference | None = None
+        self._decoder: Decoder | None = None
 
     def _take_memory(self) -> None:
         config, device, count = self.config, self.device, self.count
@@ -348,6 +350,17 @@ class TrainStep:
                 self.config.model, self.device, self._weights, way=self.way, overrides=self._overrides
             )
         return self._inference.logits(tokens)
+
+    def decoder(self) -> Decoder:
+        """One text that grows token by token, over the weights as they are. The memory for it is taken on first use.
+
+        After an update a text must be read anew: what is kept of it comes from the weights before.
+        """
+        if self._decoder is None:
+            self._decoder = Decoder(
+                self.config.model, self.device, self._weights, way=self.way, overrides=self._overrides
+            )
+        return self._decoder
 
     def memory(self) -> dict[str, int]:
         """Bytes of device memory by kind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ class DecodeSpec:
     @property
     def scale(self) -> float:
         """Of a score, for powers of two instead of e."""
-        return LOG2_E / float(self.head_dim) ** 0.5
+        return LOG2_E / math.sqrt(self.head_dim)
 
     @property
     def tile(self) -> int:
@@ -122,8 +123,8 @@ class AppendSpec:
         return ITEM[self.dtype]
 
     def grid(self, heads: int, rows: int) -> tuple[int, int, int]:
-        """For all heads of all rows: queries, keys and values."""
-        return (-(-heads // self.warps), rows, 1)
+        """For all heads of all rows: queries, keys and values. Rows come first, where a grid may be longer than 65,535."""
+        return (rows, -(-heads // self.warps), 1)
 
 
 SHOWN_HEADS = (32, 64, 128)  # of the table of resources
