@@ -101,6 +101,7 @@ def say(text: str) -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code. Every error that a user can cause is one line on stderr."""
+    _open_streams()
     try:
         with _terminate_as_interrupt():
             outcome: Any = cli.main(
@@ -146,6 +147,18 @@ def silence_stdout() -> None:
     """Python flushes stdout once more as it exits, and would print a traceback of its own."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_streams() -> None:
+    """Standard streams that were closed by whoever started us lead nowhere: else a file of ours would get their number, and
+    be written to as if it were one of them."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        if getattr(sys, name) is None:
+            try:
+                os.fstat(number)
+            except OSError:
+                os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 @contextlib.contextmanager
