@@ -221,6 +221,14 @@ def poison_before(step: int, at: int = 100) -> None:
     TrainStep.begin = poisoning  # type: ignore[method-assign]
 
 
+def absurd_lr(step: int, lr: float) -> None:
+    """The learning rate of one step is another."""
+    from ptxtrain.engine import schedule
+
+    made = schedule.learning_rate
+    schedule.learning_rate = lambda number, config: lr if number == step else made(number, config)
+
+
 def device_error(step: int) -> None:
     """The device fails in `step`; from there on any read of its memory is reported as `#read after failure`."""
     from ptxtrain.engine.device.cpu import CpuDevice
@@ -315,29 +323,6 @@ def clock(jump: float) -> None:
     rundir.datetime = Clock  # type: ignore[attr-defined]
 
 
-def memory_limit(extra: int) -> None:
-    """RLIMIT_AS: at most `extra` bytes more than the process has now."""
-    import resource
-
-    now = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (now + extra, now + extra))
-
-
-def few_bytes(limit: int) -> None:
-    """A device with `limit` bytes of memory: an allocation past them is refused as a full device does."""
-    from ptxtrain.engine.device.cpu import CpuDevice
-
-    alloc, taken = CpuDevice.alloc, [0]
-
-    def refusing(self: Any, nbytes: int) -> Any:
-        if taken[0] + nbytes > limit:
-            raise MemoryError(f"cannot take {nbytes:,} bytes")
-        taken[0] += nbytes
-        return alloc(self, nbytes)
-
-    CpuDevice.alloc = refusing  # type: ignore[method-assign]
-
-
 FORBIDDEN = (
     "os.system",
     "os.exec",
@@ -386,11 +371,10 @@ FAULTS: dict[str, Callable[..., None]] = {
         poison,
         poison_before,
         device_error,
+        absurd_lr,
         edit_at_read,
         small_corpus,
         clock,
-        memory_limit,
-        few_bytes,
         watch,
     )
 }
