@@ -63,9 +63,9 @@ def command(
     from ptxtrain.cli.main import say
     from ptxtrain.cli.session import changed, open_and_say, run_dataset
     from ptxtrain.engine import identity
+    from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.replay import describe, replay, span, start_of
     from ptxtrain.engine.rundir import read_info
-    from ptxtrain.engine.session import numerics_id
 
     info = read_info(run)
     config = changed(info.config, settings)

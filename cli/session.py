@@ -43,7 +43,8 @@ def start_run(
     checked: bool | None = None,
 ) -> None:
     """Make a run and train it. Raises PtxtrainError and its kin."""
-    from ptxtrain.engine.session import numerics_id, untrained
+    from ptxtrain.engine.numerics import numerics_id
+    from ptxtrain.engine.session import untrained
 
     path = path or rundir.new_run_path(config.name)
     rundir.refuse_existing(path)  # before minutes go into data or kernels
@@ -80,8 +81,9 @@ def resume_run(
     and its kin."""
     from ptxtrain.engine import identity
     from ptxtrain.engine.checkpoint import NoCheckpoint, load_and_refused, make_ready
+    from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.parameters import parameter_table
-    from ptxtrain.engine.session import numerics_id, untrained
+    from ptxtrain.engine.session import untrained
 
     path = path or rundir.newest_run()
     stop = Stop()

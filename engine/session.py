@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 from collections.abc import Callable, Sequence
-from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +19,6 @@ from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.generate import generate
-from ptxtrain.engine.identity import join_numerics
 from ptxtrain.engine.init import initial_weights
 from ptxtrain.engine.metrics import Metrics, read_metrics
 from ptxtrain.engine.parameters import parameter_table
@@ -35,17 +32,6 @@ from ptxtrain.engine.trainer import Outcome, Trainer
 
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset, TokShard
-
-
-def numerics_id(device: Device) -> str:
-    """What the bits of a run depend on besides its config: the device's own account, and the text of every kernel."""
-    digest = hashlib.sha256()
-    folder = resources.files("ptxtrain.ptx")
-    for part in (folder, folder / "reference"):
-        for entry in sorted(part.iterdir(), key=lambda entry: entry.name):
-            if entry.name.endswith((".ptx", ".cu", ".cuh", ".py")):
-                digest.update(f"{entry.name}\n".encode() + entry.read_bytes())
-    return join_numerics(device.numerics_id(), digest.hexdigest()[:16])
 
 
 def untrained(config: Config, seed: int) -> Snapshot:

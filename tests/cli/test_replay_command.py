@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from runs import Done, metrics, ptxtrain
 
-from ptxtrain.engine import session
+from ptxtrain.engine import numerics
 from ptxtrain.engine.checkpoint import Saver, Snapshot, load
 from ptxtrain.engine.ops import adamw
 from ptxtrain.engine.parameters import parameter_table
@@ -117,6 +117,6 @@ def test_what_cannot_be_replayed_is_one_line(copy: Path, monkeypatch: pytest.Mon
     assert "is not before" in ptxtrain("replay", copy, "--from", 10, "--to", 5).line
     assert "has no line of steps 13 to 14" in ptxtrain("replay", copy, "--from", 12, "--to", 14).line
     assert "would change the" in ptxtrain("replay", copy, "--set", "optimizer.lr=1").line
-    monkeypatch.setattr(session, "numerics_id", lambda device: "cuda of another kind")
+    monkeypatch.setattr(numerics, "numerics_id", lambda device: "cuda of another kind")
     refused = ptxtrain("replay", copy)
     assert refused.code == 1 and "--accept-kernels --accept-device" in refused.line

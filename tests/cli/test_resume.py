@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from runs import Done, metrics, ptxtrain
 
-from ptxtrain.engine import session
+from ptxtrain.engine import numerics
 from ptxtrain.engine.identity import join_numerics, split_numerics
 from ptxtrain.engine.rundir import read_info
 
@@ -67,7 +67,7 @@ def test_other_numerics_are_named_and_refused_unless_accepted(
     real = read_info(copy).numerics_id
     os.truncate(copy / "ckpt/step-00000012/optim.safetensors", 100)
     before = _tree(copy)
-    monkeypatch.setattr(session, "numerics_id", lambda device: _other(which, real))
+    monkeypatch.setattr(numerics, "numerics_id", lambda device: _other(which, real))
     refused = ptxtrain("resume", copy, "--steps", 13)
     assert refused.code == 1 and f"its {which} w" in refused.line and f"--accept-{which}" in refused.line
     assert refused.line.count("--accept") == 1
