@@ -54,7 +54,7 @@ def batch_position(info: RunInfo, dataset: Dataset, step: int) -> Position:
         )
     start = max(before)
     loader = _loader(info, dataset, Position(*known[start]))
-    skipped = (step - 1 - start) * info.config.batch.sequences
+    skipped = (step - 1 - start) * info.config.batch.sequences % loader.sequences_in_epoch
     return _behind(loader, skipped) if skipped else loader.position
 
 
@@ -63,8 +63,10 @@ def _known_positions(info: RunInfo, history: History, data: str) -> dict[int, tu
     known = {0: (0, 0)} if data == info.data_id else {}
     for attempt in history.attempts:
         place = attempt.begin.get("position")
-        if attempt.begin.get("data") == data and isinstance(place, list) and len(place) == 2:
-            known[attempt.begin["begins_after"]] = (int(place[0]), int(place[1]))
+        if attempt.begin.get("data") != data or not isinstance(place, list):
+            continue
+        if len(place) == 2 and all(isinstance(number, int) for number in place):
+            known[attempt.begin["begins_after"]] = (place[0], place[1])
     for step in list_steps(info.path):
         with contextlib.suppress(Damaged):
             manifest = read_manifest(info.checkpoints / step_name(step), info.run_id, step)

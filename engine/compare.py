@@ -191,10 +191,9 @@ def _compare_runs(a: RunInfo, b: RunInfo, table: Sequence[TensorPlace], lines: l
 def _compare_metrics(a: History, b: History) -> Comparison | None:
     """Step by step; None where no step is in both."""
     equal: list[int] = []
-    for step in range(1, min(a.last_step, b.last_step) + 1):
+    for step in sorted(a.steps() & b.steps()):
         one, other = a.expected(step), b.expected(step)
-        if one is None or other is None:
-            continue
+        assert one is not None and other is not None
         wrong = [
             f"{key} is {shown(one[key])} | {shown(other[key])}"
             for key in BITS

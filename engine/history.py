@@ -18,6 +18,10 @@ from ptxtrain.engine.sealed import Damaged
 # What a step's line says that its state, data and numerics determine.
 BITS = ("loss", "grad_norm", "lr", "digest")
 
+# Whatever else a line holds, these are of their kinds.
+_NUMBERS = ("step", "begins_after", "validation_tokens")
+_TEXTS = ("digest", "numerics", "data")
+
 Line = dict[str, Any]
 
 
@@ -69,10 +73,9 @@ class History:
         same = [line for attempt, line in made if before is not None and attempt.before(step) == before]
         return same[-1] if same else made[-1][1] if made else None
 
-    @property
-    def last_step(self) -> int:
-        """The highest step that any attempt made; 0 where there is none."""
-        return max((max(attempt.steps, default=0) for attempt in self.attempts), default=0)
+    def steps(self) -> set[int]:
+        """Every step that some attempt made."""
+        return {step for attempt in self.attempts for step in attempt.steps}
 
 
 def read_history(path: Path) -> History:
@@ -103,8 +106,11 @@ def _parsed(line: bytes) -> Line | None:
         values = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    sound = isinstance(values, dict) and _natural(values.get("attempt")) and values["attempt"] > 0
-    return values if sound and all(_natural(values[key]) for key in ("step", "begins_after") if key in values) else None
+    if not isinstance(values, dict) or not _natural(values.get("attempt")) or values["attempt"] == 0:
+        return None
+    numbers = all(_natural(values[key]) for key in _NUMBERS if key in values)
+    texts = all(isinstance(values[key], str) for key in _TEXTS if key in values)
+    return values if numbers and texts else None
 
 
 def _natural(value: Any) -> bool:

@@ -203,9 +203,9 @@ def _metrics(history: History) -> Iterator[Finding]:
         yield Finding("metrics", NOTE, f"{gap}; a power cut or a full disk may lose lines")
     if history.faults or wrong:
         return
-    steps = [step for attempt in history.attempts for step in attempt.steps]
-    again, attempts = len(steps) - len(set(steps)), len(history.attempts)
-    text = f"{history.lines} lines, {len(set(steps))} steps, {attempts} attempt{'s' if attempts != 1 else ''}"
+    made, attempts = sum(len(attempt.steps) for attempt in history.attempts), len(history.attempts)
+    again = made - len(history.steps())
+    text = f"{history.lines} lines, {made - again} steps, {attempts} attempt{'s' if attempts != 1 else ''}"
     yield Finding("metrics", OK, text + (f"; {again} steps were made again, with the same bits" if again else ""))
 
 

@@ -66,6 +66,8 @@ def info(data: Data, tmp_path: Path) -> RunInfo:
 def test_sequences_are_what_the_loader_reads(info: RunInfo, data: Data) -> None:
     loader = Loader(data.train, CONTEXT, 50)
     tokens, targets = (np.empty((SEQUENCES, CONTEXT), np.int32) for _ in range(2))
+    again = 23 * 10**15 + 1  # 23 sequences an epoch
+    assert batch_position(info, data, again) == batch_position(info, data, 1)  # type: ignore[arg-type]
     for step in range(1, 15):
         where = loader.position
         loader.read(SEQUENCES, tokens, targets)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ptxtrain.engine.history import disagreements, read_history
 from ptxtrain.engine.sealed import Damaged
@@ -34,7 +36,8 @@ TWO = (begin(1, 0), step(1, 1), step(1, 2), step(1, 3), begin(2, 1), step(2, 2),
 def test_attempts_come_apart_and_agree(tmp_path: Path) -> None:
     history = read_history(written(tmp_path, *TWO))
     assert [(a.number, list(a.steps)) for a in history.attempts] == [(1, [1, 2, 3]), (2, [2, 3, 4])]
-    assert history.faults == history.gaps == disagreements(history) == [] and history.last_step == 4
+    assert history.faults == history.gaps == disagreements(history) == []
+    assert history.steps() == {1, 2, 3, 4}
     first, second = history.attempts
     assert (first.before(1), first.before(2), second.before(2), second.before(9)) == ("d0", "d1", "d1", None)
     assert [a.number for a, _ in history.of_step(3)] == [1, 2] and history.expected(9) is None
@@ -113,3 +116,40 @@ def test_lost_lines_are_told(tmp_path: Path) -> None:
     torn = tmp_path / "metrics.jsonl"
     torn.write_bytes(torn.read_bytes()[:-20])
     assert "its last line is not whole" in read_history(torn).gaps[0]
+
+
+VALUE = st.none() | st.integers() | st.floats() | st.text(max_size=3) | st.lists(st.integers(), max_size=2)
+KEYS = (
+    "attempt",
+    "step",
+    "loss",
+    "digest",
+    "begins_after",
+    "position",
+    "numerics",
+    "data",
+    "accepted",
+    "validation_loss",
+)
+LINES = st.lists(
+    st.dictionaries(st.sampled_from(KEYS), VALUE | st.integers(0, 3)).map(lambda line: json.dumps(line).encode())
+    | st.binary(max_size=20),
+    max_size=8,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz")
+
+
+@settings(max_examples=100, deadline=None)
+@given(LINES)
+def test_no_line_breaks_the_reader(folder: Path, lines: list[bytes]) -> None:
+    path = folder / "metrics.jsonl"
+    path.write_bytes(b"\n".join(lines))
+    history = read_history(path)
+    disagreements(history)
+    for step in history.steps():
+        assert history.expected(step) is not None
+    path.unlink()
