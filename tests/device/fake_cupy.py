@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_cublas import Cublas
 
 from ptxtrain.engine.device import cuda_errors
 from ptxtrain.engine.device.cuda import CudaDevice
@@ -102,6 +103,7 @@ class FakeCupy:
             get_elapsed_time=get_elapsed_time,
             Device=bound(Device),
             runtime=Runtime(state),
+            cublas=Cublas(state),
         )
 
 
@@ -223,6 +225,10 @@ class MemoryPointer:
         assert type(mem) is int
         self._check(size, stream).put("upload", lambda: ctypes.memmove(self.ptr, mem, size))
 
+    def copy_from_device_async(self, src: MemoryPointer, size: int, stream: Stream | None = None) -> None:
+        src._check(size, stream)
+        self._check(size, stream).put("copy", lambda: ctypes.memmove(self.ptr, src.ptr, size))
+
     def copy_to_host_async(self, mem: int, size: int, stream: Stream | None = None) -> None:
         assert type(mem) is int
         self._check(size, stream).put("download", lambda: ctypes.memmove(mem, self.ptr, size))
@@ -256,6 +262,7 @@ class Stream:
         self.state.check()
         assert non_blocking, "a blocking stream waits for the null stream"
         self.queue: list[Callable[[], Any]] = []
+        self.ptr = id(self)
         self.executed = 0
         self.times: dict[int, float] = {}  # when so many actions had been done, seconds
         self.nodes: list[Callable[[], Any]] | None = None  # not None: capturing

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_cublas
 import fake_cupy
 import pytest
 
@@ -25,6 +26,7 @@ FAKES: dict[str, Any] = {
     "cuda.Device": fake_cupy.Device,
     "cuda.MemoryPointer": fake_cupy.MemoryPointer,
     "cuda.runtime": fake_cupy.Runtime,
+    "cuda.cublas": fake_cublas.Cublas,
     "cuda.MemoryPool": fake_cupy.MemoryPool,
     "cuda.get_elapsed_time": fake_cupy.get_elapsed_time,
     "cuda.alloc": fake_cupy.alloc,
@@ -41,6 +43,7 @@ OWN = {
     "RawKernel.__init__",
     "cuda.Graph.__init__",
     "cuda.runtime.__init__",
+    "cuda.cublas.__init__",
     "cuda.MemoryPool.__init__",
 }
 OWN_PARAMETERS = {"self", "state", "args"}
@@ -93,6 +96,11 @@ def parameters(path: str) -> list[str]:
 @pytest.mark.parametrize("path", [path for path, _ in faked()])
 def test_cupy_has_what_the_fake_has(path: str) -> None:
     fake = dict(faked())[path]
+    if path.startswith("cuda.cublas"):
+        try:
+            real("cuda.cublas")
+        except ImportError:
+            pytest.skip("cuBLAS is not installed (pip install nvidia-cublas-cu12)")
     real(path.removesuffix(".__init__"))  # it exists
     if not callable(fake):
         return  # a property or constant

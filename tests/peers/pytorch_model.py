@@ -6,13 +6,15 @@ and the residual stream stays f32, as in our way `fast`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ptxtrain.engine.config import ModelConfig, OptimizerConfig
+from ptxtrain.engine.config import Config, ModelConfig, OptimizerConfig
 from ptxtrain.engine.ops import rope
 from ptxtrain.engine.parameters import parameter_table
 
@@ -110,3 +112,41 @@ def optimizer(model: Llama, opt: OptimizerConfig) -> torch.optim.AdamW:
     norms = [p for p in model.parameters() if p.ndim == 1]
     groups = [{"params": matrices, "weight_decay": opt.weight_decay}, {"params": norms, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=opt.lr, betas=(opt.beta1, opt.beta2), eps=opt.eps, fused=True)
+
+
+def training_step(
+    config: Config,
+    weights: F32,  # [parameters], ours
+    tokens: I32,  # [S, T]
+    targets: I32,  # [S, T], -1: ignored
+    *,
+    device: str = "cpu",  # PyTorch's
+    bf16: bool,
+    compiled: bool,
+    micro_batch: int | None = None,  # sequences at a time; None: all
+) -> Callable[[], float]:
+    """A function that takes a whole step on the batch, clip and update included, and gives the loss before it."""
+    model = Llama(config.model).to(device)
+    model.load_flat(weights)
+    update = optimizer(model, config.optimizer)
+    size = micro_batch or len(tokens)
+    parts = [
+        [torch.from_numpy(array[i : i + size]).long().to(device) for array in (tokens, targets)]
+        for i in range(0, len(tokens), size)
+    ]
+    kept = [int((part[1] >= 0).sum()) for part in parts]
+    loss_of: Callable[[Tensor, Tensor], Tensor] = torch.compile(model) if compiled else model
+
+    def step() -> float:
+        losses = []
+        for (x, y), count in zip(parts, kept, strict=True):
+            with torch.autocast(device, torch.bfloat16, enabled=bf16):
+                loss = loss_of(x, y) * (count / sum(kept))
+            loss.backward()
+            losses.append(loss.detach())
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip)
+        update.step()
+        update.zero_grad(set_to_none=True)
+        return float(sum(losses))
+
+    return step

@@ -14,7 +14,6 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed (pip install torch)")
 
-from ours import OurStep  # noqa: E402
 from pytorch_model import Llama, optimizer  # noqa: E402
 
 from ptxtrain.engine import init  # noqa: E402
@@ -28,6 +27,7 @@ from ptxtrain.engine.config import (  # noqa: E402
 )
 from ptxtrain.engine.device.base import Device  # noqa: E402
 from ptxtrain.engine.parameters import parameter_table  # noqa: E402
+from ptxtrain.engine.stepbench import BatchStep  # noqa: E402
 
 F32 = npt.NDArray[np.float32]
 I32 = npt.NDArray[np.int32]
@@ -88,7 +88,7 @@ def test_in_f32_loss_and_gradients_are_pytorchs(device: Device) -> None:
     flat, (tokens, targets) = weights(MODEL), batch(0)
     exact_loss, exact = peer_gradient(peer(flat, double=True), tokens, targets)
     loss, theirs = peer_gradient(peer(flat), tokens, targets)
-    step = OurStep(device, CONFIG, flat, tokens, targets, way="f32")
+    step = BatchStep(device, CONFIG, flat, tokens, targets, way="f32")
     ours = step.gradient()
     our_loss, _ = step.step.finish(1, 1e-3).wait()
     assert abs(our_loss - exact_loss) < 3e-6 * exact_loss and abs(loss - exact_loss) < 3e-6 * exact_loss
@@ -102,7 +102,7 @@ def test_the_fast_way_is_as_exact_as_autocast(device: Device) -> None:
     flat, (tokens, targets) = weights(MODEL), batch(1)
     _, exact = peer_gradient(peer(flat, double=True), tokens, targets)
     _, theirs = peer_gradient(peer(flat), tokens, targets, bf16=True)
-    step = OurStep(device, CONFIG, flat, tokens, targets, way="fast")
+    step = BatchStep(device, CONFIG, flat, tokens, targets, way="fast")
     ours = step.gradient()
     allowed = distances(theirs, exact)
     for name, distance in distances(ours, exact).items():
@@ -115,7 +115,7 @@ def test_three_steps_with_clip_and_adamw_are_pytorchs(device: Device, way: str) 
     flat, (tokens, targets) = weights(MODEL), batch(2)
     model = peer(flat)
     update = optimizer(model, CONFIG.optimizer)
-    step = OurStep(device, replace(CONFIG, batch=BatchConfig(4, 4, 1)), flat, tokens, targets, way=way)
+    step = BatchStep(device, replace(CONFIG, batch=BatchConfig(4, 4, 1)), flat, tokens, targets, way=way)
     tolerance = 2e-5 if way == "f32" else 2e-2
     for number in (1, 2, 3):
         loss, _ = peer_gradient(model, tokens, targets)
