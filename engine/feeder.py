@@ -71,6 +71,7 @@ class Feeder:
         buffers: Sequence[tuple[I32, I32, I32, I32]],
         steps: int,
     ) -> None:
+        assert len(buffers) > 1, "the next batch is taken before this one is released"
         self._reader = reader
         self._sort = sort
         self._steps = steps
