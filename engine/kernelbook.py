@@ -1,7 +1,7 @@
 """The shipped kernels as a reader meets them: what there is, each one's text in every form, and whether it is sound.
 
 Sound: NVIDIA's assembler takes it for every architecture, and the CPU device's checked mode finds nothing when steps of a
-small model run through it.
+small model and calls of the kit run through it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from ptxtrain.engine.config import BatchConfig, Config, DataConfig, ModelConfig,
 from ptxtrain.engine.device.base import Launch, Plan
 from ptxtrain.engine.device.cpu import CpuDevice
 from ptxtrain.engine.errors import PtxtrainError
+from ptxtrain.engine.kit.contracts import FLOATS
+from ptxtrain.engine.kit.core import on
+from ptxtrain.engine.kit.trial import trials
 from ptxtrain.engine.ptxas import ARCHITECTURES, assemble, find_ptxas
 from ptxtrain.engine.ptxcpu import jit
 from ptxtrain.engine.ptxcpu.module import LoadedModule, load
@@ -122,6 +125,10 @@ class _WatchedDevice(CpuDevice):
         self.seen.update(launch.kernel.name for launch in launches)
         return super().plan(launches)
 
+    def execute(self, launches: Sequence[Launch]) -> None:
+        self.seen.update(launch.kernel.name for launch in launches)
+        super().execute(launches)
+
 
 # A head dimension that all ways know, sizes that are no multiple of a tile, and sequences cut in the middle of one.
 _MODEL = ModelConfig(vocab_size=104, context=40, layers=1, width=64, heads=2, kv_heads=1, head_dim=32, mlp_width=72)
@@ -139,7 +146,7 @@ def _config(way: str) -> Config:
 
 
 def _checked_runs(wanted: set[str]) -> Iterator[Line]:
-    """One training step and one token in each way on the checked device; a finding stops a way and is its line."""
+    """A training step and a token in each way, then the kit in each dtype, checked; a finding ends its run and is its line."""
     seen: set[str] = set()
     for way in ("f32", "bf16", "fast"):
         device = _WatchedDevice()
@@ -151,9 +158,30 @@ def _checked_runs(wanted: set[str]) -> Iterator[Line]:
         finally:
             seen |= device.seen
             device.close()
+    for dtype in FLOATS:
+        device = _WatchedDevice()
+        try:
+            yield _kit(device, dtype)
+        finally:
+            seen |= device.seen
+            device.close()
     missed = sorted(wanted - seen)
     if missed:
-        yield Line(f"not part of a training step, so only assembled: {', '.join(missed)}", True)
+        yield Line(f"part of neither, so only assembled: {', '.join(missed)}", True)
+
+
+def _kit(device: CpuDevice, dtype: str) -> Line:
+    """Every function of the kit in one dtype."""
+    name = "the kit"
+    try:
+        with on(device):
+            for name, call in trials(dtype):
+                call()
+    except PtxtrainError as error:
+        return Line(f"a checked run of the kit in {dtype}: {name}: {error}", False)
+    except ModuleNotFoundError:
+        return Line(f"the kit in {dtype}: not run, NumPy has no bf16 here (pip install ml_dtypes)", True)
+    return Line(f"a checked run of the kit in {dtype}: nothing found", True)
 
 
 def _one_step(device: CpuDevice, config: Config) -> None:

@@ -28,10 +28,12 @@ def test_a_misspelt_kernel_names_the_closest() -> None:
 
 
 def test_checking_one_kernel_assembles_it_and_runs_the_steps() -> None:
-    lines = list(kernelbook.check(["swiglu_forward"]))
+    lines = list(kernelbook.check(["swiglu_forward", "layernorm_backward", "softmax_backward"]))
     assert all(line.passed for line in lines), lines
-    assert [line.text.split(":")[0] for line in lines][-3:] == [
-        f"a checked training step, way {way}" for way in ("f32", "bf16", "fast")
+    assert "only assembled" not in lines[-1].text, "the kit's kernels run as well as the trainer's"
+    assert [line.text for line in lines][-6:] == [
+        *(f"a checked training step, way {way}: nothing found" for way in ("f32", "bf16", "fast")),
+        *(f"a checked run of the kit in {dtype}: nothing found" for dtype in ("f16", "bf16", "f32")),
     ]
 
 

@@ -60,6 +60,8 @@ def every_spec() -> list[tuple[str, Any]]:
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
     for part, make in makers.items():
         found[f"attention_{part}"] = [make(head_dim) for head_dim in attention_spec.HEAD_DIMS]
+        forms = [{"dtype": dtype, "causal": causal} for dtype in ("f16", "bf16") for causal in (True, False)]
+        found[f"attention_{part}"] += [make(c, apart=True, **form) for c in attention_spec.HEAD_DIMS for form in forms]
     return [(stem, spec) for stem, of_stem in sorted(found.items()) for spec in of_stem]
 
 
