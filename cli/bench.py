@@ -29,6 +29,8 @@ TARGETS = {
     "swiglu_vs_copy": 0.7,
     "adamw_vs_copy": 0.7,
     "rmsnorm_vs_copy": 0.7,
+    "decode_vs_bandwidth": 0.4,
+    "prefill_vs_decode": 10.0,
 }
 
 
@@ -108,7 +110,7 @@ def _show_cpu(report: CpuBench) -> None:
         click.echo(f"{name:<32}{ratio:7.2f}   (aim {TARGETS[name]:.2f})")
     click.echo()
     for name, rate in report.rates.items():
-        unit = "GFLOP/s" if name.startswith(("sgemm", "matmul")) else "GB/s"
+        unit = "GFLOP/s" if name.startswith(("sgemm", "matmul")) else "tokens/s" if "_tokens" in name else "GB/s"
         click.echo(f"{name:<32}{rate:7.1f}   {unit}")
     click.echo()
     click.echo(f"{'a launch inside a plan':<32}{report.launch_us:7.2f}   us   (aim 5)")

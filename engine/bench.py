@@ -95,6 +95,8 @@ def measure(threads: int, progress: Callable[[str], None] = lambda _: None) -> C
     _products(report, threads)
     progress("element-wise kernels, and copies")
     _element_wise(report, threads)
+    progress("decoding and reading prompts, beside reading memory")
+    _decoding(report, threads)
     progress("launches, loading, compiling")
     _overheads(report, threads)
     return report
@@ -228,6 +230,18 @@ def _kernels(device: CpuDevice, buffers: list[Buffer]) -> Iterator[tuple[str, in
     yield "adamw", 7 * size + size // 2, rec.plan()
     rmsnorm.forward(rec, buffers[0], buffers[2], buffers[1], buffers[3], rows=rows, width=ROW, eps=1e-5, dtype="f32")
     yield "rmsnorm", 2 * size, rec.plan()
+
+
+# A model
+
+
+def _decoding(report: CpuBench, threads: int) -> None:
+    from ptxtrain.engine import decodebench
+    from ptxtrain.engine.config import load_preset
+
+    times = decodebench.measure(load_preset("dev").model, threads)
+    report.ratios.update(times.ratios)
+    report.rates.update(times.rates)
 
 
 # Overheads
