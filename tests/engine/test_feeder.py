@@ -298,19 +298,33 @@ def test_the_device_copies_straight_from_the_feeders_memory(device: Watched) -> 
 
 
 def test_what_the_device_waited_for_the_host_is_measured_by_its_own_clock(device: Watched) -> None:
-    """A reader that takes 30 ms a step, and a device that takes 30 ms a step: the one shows, the other does not."""
+    """A batch that is read only once the device has ended the step before, and then takes 20 ms, shows in that step; one that
+    the device holds for does not."""
     slow, busy = Training(device), Training(device)
-    slow.reader.hold = lambda step: time.sleep(0.03)
-    slow.run()
-    queue = busy.step.micro_batch
+    finish, queue = slow.step.finish, busy.step.micro_batch
 
-    def working(index: int, *arrays: I32) -> None:
-        device.hold(lambda: time.sleep(0.015))
+    def finishing(step: int, lr: float) -> StepResult:
+        result = finish(step, lr)
+        device.hold(lambda: slow.signals.set("ended", step))
+        return result
+
+    def reading(step: int) -> None:
+        if step > 1:
+            slow.signals.wait("ended", step - 1)
+        time.sleep(0.02)
+
+    slow.step.finish, slow.reader.hold = finishing, reading  # type: ignore[method-assign]
+    slow.run()
+    busy.reader.end = lambda step: busy.signals.set("read", step)
+    current = iter(range(1, 6))
+
+    def holding(index: int, *arrays: I32) -> None:
+        if index == 0 and (step := next(current)) < 5:
+            device.hold(lambda: busy.signals.wait("read", step + 1))
         queue(index, *arrays)
 
-    busy.step.micro_batch = working  # type: ignore[method-assign]
+    busy.step.micro_batch = holding  # type: ignore[method-assign]
     busy.run()
     waited = [[line["device_wait"] for line in run.metrics] for run in (slow, busy)]
-    assert sorted(waited[0])[2] > 0.015, waited
-    assert sorted(waited[1])[2] < 0.010, waited
-    assert all(0 <= line["device_wait"] <= line["seconds"] + 0.05 for line in slow.metrics + busy.metrics)
+    assert all(wait >= 0.02 for wait in waited[0]), waited
+    assert sorted(waited[1])[2] < 0.015, waited  # five steps; other programs may take the processor away in one of them
