@@ -172,10 +172,11 @@ def _checked_runs(wanted: set[str]) -> Iterator[Line]:
 
 def _kit(device: CpuDevice, dtype: str) -> Line:
     """Every function of the kit in one dtype."""
-    name = "the kit"
+    name = ""
     try:
         with on(device):
-            for name, call in trials(dtype):
+            for trial in trials(dtype):
+                name, call = trial
                 call()
     except PtxtrainError as error:
         return Line(f"a checked run of the kit in {dtype}: {name}: {error}", False)

@@ -39,6 +39,7 @@ from ptxtrain.engine.ptxcpu.checked.schedule import Schedule, wanted
 from ptxtrain.engine.ptxcpu.module import LoadedModule, load, make_task, pack_args
 from ptxtrain.engine.ptxcpu.runtime import LaunchFailed, Pool, Task, default_threads
 
+SMALL = 1 << 18  # bytes of all arguments: about what one core gets through while a hand-over to another takes place
 MARGIN = 64 << 10  # bytes around an allocation in checked mode, so that its neighbours are not hit by a near miss
 
 
@@ -49,6 +50,7 @@ class _CpuPlan(Plan):
         self.launches = tuple(launches)
         self.watched: list[Launched] = []
         self.workspace = 0
+        self.nbytes = sum(a.nbytes for launch in launches for a in launch.args if isinstance(a, Buffer))
         self.names = [launch.kernel.name for launch in launches]
         self._keep: list[object] = []
         self.tasks = (Task * len(launches))()
@@ -274,28 +276,34 @@ class CpuDevice(Device):
         self._put(lambda: self._run(plan))
 
     def execute(self, launches: Sequence[Launch]) -> None:
-        """As the base has it, in the caller's own thread when nothing is queued: a hand-over costs more than a small kernel."""
+        """As the base has it, in the caller's own thread when nothing is queued: a hand-over costs more than a small kernel.
+
+        Python's main thread runs none but small ones so, alone, since signals may raise an exception there at any time.
+        """
         plan = _CpuPlan(launches, self._sanitizer)
-        with self._putting:
-            if idle := self._served == self._queued and not self._dropping and self._failure is None:
-                try:
-                    self._run(plan)
-                except BaseException as error:
-                    self._failure = error
-        if idle:
-            self.raise_failure()
-        else:
-            self.run(plan)
-            self.synchronize()
+        alone = threading.current_thread() is threading.main_thread()
+        if not alone or plan.nbytes <= SMALL:
+            with self._putting:
+                idle = self._served == self._queued and not self._dropping and self._failure is None
+                if idle:
+                    try:
+                        self._run(plan, alone=alone)
+                    except Exception as error:
+                        self._failure = error
+            if idle:
+                self.raise_failure()
+                return
+        self.run(plan)
+        self.synchronize()
 
     def reorder(self, schedule: str) -> None:
         """Give plans made from now on another order of blocks and warps. Only for a device in checked mode."""
         assert self._sanitizer is not None, "this device is not in checked mode"
         self.schedule = self._sanitizer.schedule = Schedule.parse(schedule)
 
-    def _run(self, plan: _CpuPlan) -> None:
+    def _run(self, plan: _CpuPlan, *, alone: bool = False) -> None:
         if self._sanitizer is None:
-            self._pool.run(plan.tasks, plan.names, plan.workspace)
+            self._pool.run(plan.tasks, plan.names, plan.workspace, alone=alone)
             return
         self._sanitizer.prepare(plan.watched)
         try:

@@ -265,8 +265,11 @@ class Pool:
             _plan_function()(tasks, count, self._sync.address, workers, self._workspaces[index].address)
             self._back.release()
 
-    def run(self, tasks: ctypes.Array[Task], names: Sequence[str], workspace: int) -> int:
+    def run(self, tasks: ctypes.Array[Task], names: Sequence[str], workspace: int, *, alone: bool = False) -> int:
         """Run tasks in order and return how many are known to be finished; fewer than all after `stop`.
+
+        With `alone` the caller does all of it. Python's main thread must ask for that: an exception that a signal raises while
+        others work would let go of memory that they use.
 
         Raises:
             DeviceError: a kernel trapped or its warps wait for each other; later tasks have not run.
@@ -282,7 +285,7 @@ class Pool:
             sync = self._shared
             sync.next_block = sync.arrived = sync.generation = sync.failed = sync.done = 0
             # A task list that gives one worker all the work is not worth waking the others for.
-            workers = self.threads if any(t.blocks > 1 for t in tasks) else 1
+            workers = self.threads if not alone and any(t.blocks > 1 for t in tasks) else 1
             address = ctypes.addressof(tasks)
             self._job = (address, count, workers)
             for semaphore in self._go[: workers - 1]:

@@ -97,6 +97,8 @@ class FakeCupy:
         self.get_default_memory_pool = lambda: state.pool
         self.cuda = SimpleNamespace(
             alloc=bound_function(state, alloc),
+            MemoryPointer=MemoryPointer,
+            UnownedMemory=bound(UnownedMemory),
             alloc_pinned_memory=bound_function(state, alloc_pinned_memory),
             Stream=bound(Stream),
             Event=bound(Event),
@@ -205,10 +207,20 @@ class Memory:
         self.state.used -= self.size
 
 
+class UnownedMemory:
+    """`cupy.cuda.UnownedMemory`: memory that somebody else allocated."""
+
+    state: State
+
+    def __init__(self, ptr: int, size: int, owner: object, device_id: int = -1) -> None:
+        assert type(ptr) is int and 0 <= device_id < len(self.state.cards)
+        self.ptr, self.size, self._owner = ptr, size, owner
+
+
 class MemoryPointer:
     """`cupy.cuda.MemoryPointer`: copies go on a stream and must lie within the allocation."""
 
-    def __init__(self, mem: Memory, offset: int) -> None:
+    def __init__(self, mem: Memory | UnownedMemory, offset: int) -> None:
         assert 0 <= offset <= mem.size, "pointer outside its allocation"
         self.mem, self.ptr = mem, mem.ptr + offset
 

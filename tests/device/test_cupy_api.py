@@ -25,6 +25,7 @@ FAKES: dict[str, Any] = {
     "cuda.Graph": fake_cupy.Graph,
     "cuda.Device": fake_cupy.Device,
     "cuda.MemoryPointer": fake_cupy.MemoryPointer,
+    "cuda.UnownedMemory": fake_cupy.UnownedMemory,
     "cuda.runtime": fake_cupy.Runtime,
     "cuda.cublas": fake_cublas.Cublas,
     "cuda.MemoryPool": fake_cupy.MemoryPool,
@@ -133,7 +134,10 @@ def test_every_name_the_device_uses_exists() -> None:
     names |= set(re.findall(r"cupy\.([A-Z]\w+|get_\w+)", source))
     assert {"cuda.alloc", "cuda.Event", "cuda.runtime.driverGetVersion", "RawModule"} <= names
     for name in sorted(names):
-        real(name)
+        try:
+            real(name)
+        except ImportError:
+            assert name == "cuda.cublas", name  # the one library that not everybody has
 
 
 def test_errors_carry_a_status() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from device_kernels import REVERSE, SCALE, WIDTHS, write_kernel
 
 from ptxtrain.engine.device.base import ALIGNMENT, Device, Kernel, Launch
-from ptxtrain.engine.errors import OutOfMemory, PtxtrainError
+from ptxtrain.engine.device.cpu import CpuDevice
+from ptxtrain.engine.errors import DeviceError, OutOfMemory, PtxtrainError
 
 COUNT = 1000
 
@@ -317,3 +319,68 @@ def test_it_says_what_it_is(device: Device) -> None:
     assert device.kind in ("cpu", "cuda") and device.name
     identity = device.numerics_id()
     assert identity.startswith(device.kind) and "\n" not in identity
+
+
+def test_execute_comes_after_what_is_queued_and_has_ended_when_it_returns(device: Device, scale: Kernel) -> None:
+    data = numbers(7)
+    x, y = device.alloc(data.nbytes), device.alloc(data.nbytes)
+    for size in (COUNT, 10):  # with a queue that is busy, then with an empty one
+        if size == COUNT:
+            device.upload(x, data)
+            device.launch(launch_scale(scale, x, x, 2.0))
+        device.execute([launch_scale(scale, y, x, 3.0, size), launch_scale(scale, y, y, 0.5, size)])
+        found = np.empty_like(data)
+        device.download(found, y)
+        device.synchronize()
+        assert np.array_equal(found, data * np.float32(3))
+    device.execute([])
+
+
+def test_memory_of_others_is_adopted(device: Device, scale: Kernel) -> None:
+    """Kernels, copies and fills reach it by its address; its owner lives as long as the buffer."""
+    data = numbers(8)
+    theirs = device.write(data)
+    ours = device.adopt(theirs.ptr, theirs.nbytes, theirs, written=True)
+    device.fill(ours.view(0, 8), 0)
+    device.execute([launch_scale(scale, ours, ours, 2.0)])
+    data[:2] = 0
+    assert np.array_equal(device.read(theirs, np.float32, (COUNT,)), data * 2)
+    assert np.array_equal(device.read(ours.view(8, 16), np.float32, (4,)), data[2:6] * 2)
+    device.release(ours)
+
+
+def test_the_main_thread_never_waits_for_others_within_a_launch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An exception from a signal would let go of memory in use: it runs small launches alone and hands large ones over."""
+    device = CpuDevice(threads=2)
+    kernel = device.load(write_kernel(folder, SCALE, "scale"), "scale")
+    seen: list[tuple[bool, bool]] = []
+    run = device._pool.run
+
+    def watched(*args: object, alone: bool = False) -> int:
+        seen.append((threading.current_thread() is threading.main_thread(), alone))
+        return run(*args, alone=alone)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(device._pool, "run", watched)
+    small, large = device.alloc(4 * COUNT), device.alloc(1 << 20)
+    device.fill(small, 0)
+    device.fill(large, 0)
+    device.synchronize()
+    device.execute([launch_scale(kernel, small, small, 2.0)])
+    device.execute([launch_scale(kernel, large, large, 2.0)])
+    other = threading.Thread(target=lambda: device.execute([launch_scale(kernel, large, large, 2.0)]))
+    other.start()
+    other.join()
+    assert seen == [(True, True), (False, False), (False, False)]
+    device.close()
+
+
+def test_execute_raises_what_failed_and_goes_on(folder: Path) -> None:
+    device = CpuDevice(threads=2)
+    trap = device.load(write_kernel(folder, SCALE.replace("ret;", "trap;"), "trap"), "scale")
+    kernel = device.load(write_kernel(folder, SCALE, "scale"), "scale")
+    x = device.write(numbers(9))
+    for size in (10, COUNT):
+        with pytest.raises(DeviceError, match="scale"):
+            device.execute([launch_scale(trap, x, x, 2.0, size)])
+    device.execute([launch_scale(kernel, x, x, 2.0)])
+    device.close()

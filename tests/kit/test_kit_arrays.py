@@ -75,20 +75,9 @@ def test_views_and_empty_arrays() -> None:
 
 @pytest.fixture
 def cuda() -> Iterator[CudaDevice]:
-    fake = fake_cupy.FakeCupy()
-    fake.cuda.UnownedMemory = lambda ptr, size, owner, device: Unowned(fake.state, ptr, size, owner, device)
-    fake.cuda.MemoryPointer = fake_cupy.MemoryPointer
-    device = open_fake(fake)
+    device = open_fake(fake_cupy.FakeCupy())
     with kit.on(device):
         yield device
-
-
-class Unowned:
-    """`cupy.cuda.UnownedMemory`."""
-
-    def __init__(self, state: Any, ptr: int, size: int, owner: object, device_id: int) -> None:
-        assert device_id == 0
-        self.state, self.ptr, self.size, self.owner = state, ptr, size, owner
 
 
 @pytest.mark.parametrize("place", [CUDA, MANAGED])
