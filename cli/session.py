@@ -80,7 +80,7 @@ def resume_run(
     """Carry on a run. Nothing in it is touched before everything that could refuse has been looked at. Raises PtxtrainError
     and its kin."""
     from ptxtrain.engine import identity
-    from ptxtrain.engine.checkpoint import NoCheckpoint, load_and_refused, make_ready
+    from ptxtrain.engine.checkpoint import NoCheckpoint, clear_leftovers, load_and_refused, make_ready
     from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.parameters import parameter_table
     from ptxtrain.engine.session import untrained
@@ -100,6 +100,7 @@ def resume_run(
                 start, refused = untrained(config, run.info.seed), set()
             last = steps if steps is not None else config.train.steps
             if start.step >= last:
+                clear_leftovers(run, say)
                 _finished(path, start, last, steps is not None)
                 return
             dataset = run_dataset(config, data)

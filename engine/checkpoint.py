@@ -44,6 +44,7 @@ __all__ = [
     "Snapshot",
     "TensorPlace",
     "checkpoint_bytes",
+    "clear_leftovers",
     "list_steps",
     "load",
     "load_and_refused",
@@ -108,7 +109,7 @@ class Saver:
         self._losses: dict[int, float] = {}
         self._guard = threading.Lock()
         _check_folder(run)
-        _clean(run, lambda line: self._say(warn, line))
+        clear_leftovers(run, lambda line: self._say(warn, line))
         for step in reversed(list_steps(run.path)):
             with contextlib.suppress(Damaged):
                 best = read_manifest(self._directory / step_name(step), run.info.run_id, step).best_saved
@@ -326,7 +327,7 @@ def prepare_resume(
 ) -> Snapshot:
     """Loads as `load` does, and makes the run ready to be saved into from there. Raises as `load` and `make_ready` do."""
     _check_folder(run)
-    _clean(run, note)
+    clear_leftovers(run, note)
     snapshot, refused = load_and_refused(run.path, table, step=step, note=note)
     make_ready(run, snapshot, refused, note=note)
     return snapshot
@@ -346,7 +347,7 @@ def make_ready(
     directory cannot be changed.
     """
     _check_folder(run)
-    _clean(run, note)
+    clear_leftovers(run, note)
     try:
         for other in list_steps(run.path):
             if other > snapshot.step or other in refused:
@@ -399,8 +400,8 @@ def _check_folder(run: RunDirectory) -> None:
         raise PtxtrainError(f"{run.info.checkpoints} must be a directory of the run's own; it is missing or a link.")
 
 
-def _clean(run: RunDirectory, note: Callable[[str], None]) -> None:
-    """Removes what interrupted saves and removals left; only names of our making."""
+def clear_leftovers(run: RunDirectory, note: Callable[[str], None]) -> None:
+    """Removes what interrupted saves and removals left in a held run; only names of our making."""
     for name in sorted(os.listdir(run.info.checkpoints)):
         if _LEFTOVER.fullmatch(name) and is_real_directory(run.info.checkpoints / name):
             try:

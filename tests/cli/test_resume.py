@@ -54,6 +54,13 @@ def test_a_step_is_picked_and_later_ones_are_set_aside(copy: Path, finished: tup
     assert all(first[line["step"]] == (line["loss"], line["digest"]) for line in lines if "loss" in line)
 
 
+def test_leftovers_are_cleared_of_a_finished_run_too(copy: Path) -> None:
+    for name in (".gone-00000003-4", ".tmp-00000012-1", "mine"):
+        (copy / "ckpt" / name).mkdir()
+    assert "has finished its 12 steps" in ptxtrain("resume", copy).err
+    assert sorted(path.name for path in (copy / "ckpt").iterdir() if not path.name.startswith("step-")) == ["mine"]
+
+
 def _other(which: str, real: str) -> str:
     device, kernels = split_numerics(real)
     return join_numerics("cuda of another kind", kernels) if which == "device" else join_numerics(device, "0" * 16)
