@@ -174,7 +174,10 @@ class Device(ABC):
         """End what `adopt` began."""
 
     def execute(self, launches: Sequence[Launch]) -> None:
-        """Run launches once, after everything queued so far, and wait. Raises as `launch` and `synchronize`."""
+        """Run launches that a `Recorder` has checked, after everything queued so far, and wait.
+
+        Raises as `launch` and `synchronize`.
+        """
         for launch in launches:
             self.launch(launch)
         self.synchronize()

@@ -46,7 +46,9 @@ MARGIN = 64 << 10  # bytes around an allocation in checked mode, so that its nei
 class _CpuPlan(Plan):
     """Launches as an array of native tasks, with their argument buffers and code kept alive."""
 
-    def __init__(self, launches: Sequence[Launch], sanitizer: Sanitizer | None = None) -> None:
+    def __init__(
+        self, launches: Sequence[Launch], sanitizer: Sanitizer | None = None, *, is_checked: bool = False
+    ) -> None:
         self.launches = tuple(launches)
         self.watched: list[Launched] = []
         self.workspace = 0
@@ -55,7 +57,8 @@ class _CpuPlan(Plan):
         self._keep: list[object] = []
         self.tasks = (Task * len(launches))()
         for i, launch in enumerate(launches):
-            check_launch(launch)
+            if not is_checked:
+                check_launch(launch)
             module: LoadedModule = launch.kernel.handle
             function = module.tree.entry(launch.kernel.name)
             args = [np.uint64(a.ptr) if isinstance(a, Buffer) else a for a in launch.args]
@@ -280,7 +283,7 @@ class CpuDevice(Device):
 
         Python's main thread runs none but small ones so, alone, since signals may raise an exception there at any time.
         """
-        plan = _CpuPlan(launches, self._sanitizer)
+        plan = _CpuPlan(launches, self._sanitizer, is_checked=True)
         alone = threading.current_thread() is threading.main_thread()
         if not alone or plan.nbytes <= SMALL:
             with self._putting:
