@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 LANES = 32
 WARPS = 4
@@ -77,10 +78,18 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What the three kernels share. `walked`: rows of a tile that is walked over."""
+    """What the three kernels share. `walked`: rows of a tile that is walked over.
+
+    `apart`: q, k, v and out are arrays [B, heads, T, C], as the kit has them, and may hold anything: a row whose scores are all
+    -inf gives 0, and maxima are subtracted before scores are scaled, so that no score is too large. Otherwise they are columns
+    of rows [B * T, E], and scores are scaled and shifted in one fma.
+    """
 
     head_dim: int = 64
     walked: int = 64
+    dtype: str = "bf16"  # or "f16"
+    apart: bool = False
+    causal: bool = True  # a query sees the keys up to its own
 
     @property
     def block(self) -> tuple[int, int, int]:
@@ -89,6 +98,11 @@ class AttentionSpec:
     def grid(self, batch: int, context: int, heads: int) -> tuple[int, int, int]:
         """`heads`: query heads, or key/value heads for dkv."""
         return (-(-context // KEPT), heads, batch)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The kernels' inputs q, k and v."""
+        return ("q", "k", "v") if self.apart else ("qkv",)
 
     @property
     def kept_tile(self) -> Rows:
@@ -187,7 +201,7 @@ class DqSpec(AttentionSpec):
 
     @property
     def blocks_per_sm(self) -> int:
-        return 3 if self.head_dim == 64 else 0
+        return 3 - self.apart if self.head_dim == 64 else 0
 
     @property
     def out_at(self) -> int:
@@ -218,6 +232,8 @@ class DkvSpec(AttentionSpec):
 
     @property
     def blocks_per_sm(self) -> int:
+        if self.apart:
+            return {32: 3, 64: 2}.get(self.head_dim, 0)
         return 4 if self.head_dim == 32 else 0
 
     @property
@@ -238,6 +254,22 @@ class DkvSpec(AttentionSpec):
     def stage_bytes(self) -> int:
         """Two tiles, and two numbers for each query."""
         return self.delta_at + 4 * self.walked
+
+    @property
+    def parked(self) -> tuple[str, ...]:
+        """Numbers of each thread that wait in shared memory for the next copy: as many as the assembler needs not to spill."""
+        if not self.apart or self.head_dim < 128:
+            return ()
+        return ("own", "number", "to0_rows", "at") if self.causal else ("own", "number")
+
+    @property
+    def parked_at(self) -> int:
+        """Behind the stages."""
+        return STAGES * self.stage_bytes
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.parked_at + 4 * len(self.parked) * THREADS
 
     @property
     def number_warps(self) -> int:
@@ -263,13 +295,16 @@ def walked_rows(head_dim: int) -> int:
     return 64 if head_dim <= 64 else 32
 
 
-def forward_spec(head_dim: int) -> ForwardSpec:
-    return ForwardSpec(head_dim, walked_rows(head_dim))
+def forward_spec(head_dim: int, **form: Any) -> ForwardSpec:
+    """`form`: dtype, apart, causal."""
+    return ForwardSpec(head_dim, walked_rows(head_dim), **form)
 
 
-def dq_spec(head_dim: int) -> DqSpec:
-    return DqSpec(head_dim, walked_rows(head_dim))
+def dq_spec(head_dim: int, **form: Any) -> DqSpec:
+    """`form`: dtype, apart, causal."""
+    return DqSpec(head_dim, walked_rows(head_dim), **form)
 
 
-def dkv_spec(head_dim: int) -> DkvSpec:
-    return DkvSpec(head_dim, walked_rows(head_dim))
+def dkv_spec(head_dim: int, **form: Any) -> DkvSpec:
+    """`form`: dtype, apart, causal."""
+    return DkvSpec(head_dim, walked_rows(head_dim), **form)

@@ -1,11 +1,14 @@
 """Causal attention with grouped queries on the tensor cores: scores never leave the chip, memory grows with T, not T x T.
 
-Layouts are those of `attention`, the naive twin. Query heads h of the same group, h // (H / G), share a key/value head.
-Forward and dq have a block for 64 queries of a head; dkv has one for 64 keys of a key/value head, which adds its group's
-query heads in order. So every number has one owner, which adds in an order that follows from the sizes alone.
+Layouts are those of `attention`, the naive twin; the functions called `apart` take the kit's arrays, one for each of q, k
+and v. Query heads h of the same group, h // (H / G), share a key/value head. Forward and dq have a block for 64 queries of a
+head; dkv has one for 64 keys of a key/value head, which adds its group's query heads in order. So every number has one
+owner, which adds in an order that follows from the sizes alone.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 
@@ -75,6 +78,104 @@ def backward(
     of_dq, of_dkv = (dqkv, delta, dout, out, lse, qkv), (dqkv, dout, lse, delta, qkv)
     _record(rec, "attention_dq", dq_spec(head_dim), of_dq, batch, context, heads, kv_heads, blocks=heads)
     _record(rec, "attention_dkv", dkv_spec(head_dim), of_dkv, batch, context, heads, kv_heads, blocks=kv_heads)
+
+
+def forward_apart(
+    rec: Recorder,
+    out: Buffer,  # [B, H, T, C] dtype
+    lse: Buffer,  # [B, H, T] f32
+    q: Buffer,  # [B, H, T, C] dtype
+    k: Buffer,  # [B, G, T, C] dtype
+    v: Buffer,  # [B, G, T, C] dtype
+    *,
+    batch: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    causal: bool,
+) -> None:
+    """`forward` of arrays apart, f16 or bf16, causal or not; a row whose scores are all -inf gives 0.
+
+    Raises:
+        PtxtrainError: a size that the kernels do not have, a buffer that is too small or not aligned to 16 bytes.
+    """
+    op = "flash_attention.forward_apart"
+    _check(op, batch, context, heads, kv_heads, head_dim)
+    _holds_apart(op, batch, context, heads, kv_heads, head_dim, dtype, {"out": out, "q": q}, {"k": k, "v": v}, [lse])
+    spec = forward_spec(head_dim, dtype=dtype, apart=True, causal=causal)
+    _record(rec, "attention_forward", spec, (out, lse, q, k, v), batch, context, heads, kv_heads, blocks=heads)
+
+
+def backward_apart(
+    rec: Recorder,
+    dq: Buffer,  # [B, H, T, C] dtype
+    dk: Buffer,  # [B, G, T, C] dtype
+    dv: Buffer,  # [B, G, T, C] dtype
+    dout: Buffer,  # [B, H, T, C] dtype
+    out: Buffer,  # [B, H, T, C] dtype, of the forward pass
+    lse: Buffer,  # [B, H, T] f32, of the forward pass
+    q: Buffer,  # [B, H, T, C] dtype
+    k: Buffer,  # [B, G, T, C] dtype
+    v: Buffer,  # [B, G, T, C] dtype
+    delta: Buffer,  # [B, H, T] f32, written: rowsum(dout * out)
+    *,
+    batch: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    causal: bool,
+) -> None:
+    """`backward` of arrays apart.
+
+    Raises:
+        PtxtrainError: as for `forward_apart`.
+    """
+    op = "flash_attention.backward_apart"
+    _check(op, batch, context, heads, kv_heads, head_dim)
+    wide, narrow = {"dq": dq, "dout": dout, "out": out, "q": q}, {"dk": dk, "dv": dv, "k": k, "v": v}
+    _holds_apart(op, batch, context, heads, kv_heads, head_dim, dtype, wide, narrow, [lse, delta])
+    form: dict[str, Any] = {"dtype": dtype, "apart": True, "causal": causal}
+    of_dq, of_dkv = (dq, delta, dout, out, lse, q, k, v), (dk, dv, dout, lse, delta, q, k, v)
+    _record(rec, "attention_dq", dq_spec(head_dim, **form), of_dq, batch, context, heads, kv_heads, blocks=heads)
+    _record(rec, "attention_dkv", dkv_spec(head_dim, **form), of_dkv, batch, context, heads, kv_heads, blocks=kv_heads)
+
+
+def obstacle(dtype: str, head_dim: int, *buffers: Buffer) -> str | None:
+    """Why the kernels do not take arrays apart, or None if they do."""
+    if dtype == "f32":
+        return "f32 has no tensor core that keeps its 24 bits"
+    if head_dim not in HEAD_DIMS:
+        return f"head_dim is {head_dim}, the flash kernels have {', '.join(map(str, HEAD_DIMS))}"
+    if any(buffer.ptr % 16 for buffer in buffers):
+        return "an array is not aligned to 16 bytes"
+    return None
+
+
+def _holds_apart(
+    op: str,
+    batch: int,
+    context: int,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    dtype: str,
+    wide: dict[str, Buffer],
+    narrow: dict[str, Buffer],
+    numbers: list[Buffer],
+) -> None:
+    """Arrays of all query heads, of all key/value heads, and numbers for each row."""
+    why = obstacle(dtype, head_dim, *wide.values(), *narrow.values())
+    require(op, why is None, f"{why}")
+    sizes(op, rows=batch * heads * context)
+    for of, arrays in ((heads, wide), (kv_heads, narrow)):
+        for name, buffer in arrays.items():
+            holds(op, name, buffer, batch * of * context * head_dim, dtype)
+    for name, buffer in zip(("lse", "delta"), numbers, strict=False):
+        holds(op, name, buffer, batch * heads * context, "f32")
 
 
 def _check(op: str, batch: int, context: int, heads: int, kv_heads: int, head_dim: int) -> None:

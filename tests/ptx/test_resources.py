@@ -38,7 +38,9 @@ def every_spec() -> list[tuple[str, Any]]:
     for stem in ("embedding_backward", "embedding_forward"):
         found[stem].append(specs.CopySpec(vector=4))
     for stem in ("swiglu_backward", "swiglu_forward"):
-        found[stem] += [specs.ActivationSpec(wide=w, half=h) for w, h in ((True, "bf16"), (False, "f16"), (True, "f16"))]
+        found[stem] += [
+            specs.ActivationSpec(wide=w, half=h) for w, h in ((True, "bf16"), (False, "f16"), (True, "f16"))
+        ]
     found["swiglu_forward"] += [specs.ActivationSpec(stream=True), specs.ActivationSpec(wide=True, stream=True)]
     found["rmsnorm_forward"].append(specs.NormSpec(stream=True))
     found["add_parts"] += [specs.PartsSpec(vector, fresh) for vector, fresh in ((4, False), (1, True), (4, True))]
