@@ -180,7 +180,7 @@ def _compare_runs(a: RunInfo, b: RunInfo, table: Sequence[TensorPlace], lines: l
         states = _compare_states(table, _load(a, table, step, None), _load(b, table, step, None), [])
         if states.first is not None:
             lines += [f"checkpoint, {line}" for line in states.lines]
-            first = first if first is not None else states.first
+            first = states.first if first is None else f"{first}; of the checkpoints in {states.first}"
             break
         equal.append(step)
     if equal:

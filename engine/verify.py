@@ -234,5 +234,6 @@ def _shards(dataset: Dataset) -> Iterator[Finding]:
         except DataError as error:
             yield Finding(shard.path.name, FAIL, str(error))
         else:
-            text = f"{shard.count:,} tokens in {shard.blocks:,} blocks, all below {dataset.vocab_size:,}"
+            blocks = f"{shard.blocks:,} block{'s' if shard.blocks != 1 else ''}"
+            text = f"{shard.count:,} tokens in {blocks}, all below {dataset.vocab_size:,}"
             yield Finding(shard.path.name, OK, text)
