@@ -80,7 +80,7 @@ def resume_run(
     """Carry on a run. Nothing in it is touched before everything that could refuse has been looked at. Raises PtxtrainError
     and its kin."""
     from ptxtrain.engine import identity
-    from ptxtrain.engine.checkpoint import NoCheckpoint, clear_leftovers, load_and_refused, make_ready
+    from ptxtrain.engine.checkpoint import NoCheckpoint, clear_leftovers, list_steps, load_and_refused, make_ready
     from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.parameters import parameter_table
     from ptxtrain.engine.session import untrained
@@ -92,11 +92,13 @@ def resume_run(
         with stop.raising():
             config = changed(run.config, overrides)
             try:
+                if step == 0 and 0 not in list_steps(path):
+                    raise NoCheckpoint
                 start, refused = load_and_refused(path, parameter_table(config.model), step=step, note=say)
             except NoCheckpoint:
                 if step:
                     raise
-                say(f"{path} has no checkpoint: it starts again from step 0")
+                say(f"{path} {'' if step == 0 else 'has no checkpoint: it '}starts again from step 0")
                 start, refused = untrained(config, run.info.seed), set()
             last = steps if steps is not None else config.train.steps
             if start.step >= last:

@@ -54,6 +54,13 @@ def test_a_step_is_picked_and_later_ones_are_set_aside(copy: Path, finished: tup
     assert all(first[line["step"]] == (line["loss"], line["digest"]) for line in lines if "loss" in line)
 
 
+def test_step_0_needs_no_checkpoint(copy: Path, finished: tuple[Path, Done]) -> None:
+    done = ptxtrain("resume", copy, "--step", 0)
+    assert (done.code, done.digest) == (0, finished[1].digest), done.err
+    assert f"{copy} starts again from step 0" in done.err and "set step-00000005 aside" in done.err
+    assert ptxtrain("verify", copy).code == 0
+
+
 def test_leftovers_are_cleared_of_a_finished_run_too(copy: Path) -> None:
     for name in (".gone-00000003-4", ".tmp-00000012-1", "mine"):
         (copy / "ckpt" / name).mkdir()
