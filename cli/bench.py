@@ -10,9 +10,11 @@ import click
 if TYPE_CHECKING:
     from ptxtrain.engine.bench import CpuBench
     from ptxtrain.engine.config import Config
+    from ptxtrain.engine.device.base import Device
     from ptxtrain.engine.device.cuda import CudaDevice
     from ptxtrain.engine.gpubench import GpuBench
     from ptxtrain.engine.stepbench import StepTimes
+    from ptxtrain.engine.trainerbench import TrainerTimes
 
 EPILOG = """\b
 Examples:
@@ -20,12 +22,15 @@ Examples:
   ptxtrain bench --cpu-device --threads 1 --json
   ptxtrain bench --cpu-device --step tiny
   ptxtrain bench --device cuda --step dev --json
+  ptxtrain bench --trainer tiny
 """
 
 # What each ratio is held to on two threads; the second needs no bf16 instruction of the processor.
 TARGETS = {
     "matmul_bf16_1024_vs_sgemm": 1.0,
     "matmul_bf16_1024_fma_vs_sgemm": 0.45,
+    "matmul_bf16_1024_nt_vs_nn": 0.9,
+    "matmul_bf16_1024_tn_vs_nn": 0.9,
     "swiglu_vs_copy": 0.7,
     "adamw_vs_copy": 0.7,
     "rmsnorm_vs_copy": 0.7,
@@ -49,6 +54,9 @@ TARGETS = {
     metavar="PRESET",
     help="Also time a training step of a preset, kernel by kernel [on a GPU: dev].",
 )
+@click.option(
+    "--trainer", metavar="PRESET", help="Measure the training loop instead: what of a step of a preset is no kernel."
+)
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Override a setting of that preset.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def command(
@@ -56,6 +64,7 @@ def command(
     cpu_device: bool,
     threads: int | None,
     preset: str | None,
+    trainer: str | None,
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
@@ -71,12 +80,17 @@ def command(
 
     if cpu_device and wanted == "cuda":
         raise click.UsageError("--cpu-device and --device cuda contradict each other")
-    if overrides and preset is None:
-        raise click.UsageError("--set is for the preset of --step")
-    config = None if preset is None else load_preset(preset, overrides)
+    if preset is not None and trainer is not None:
+        raise click.UsageError("--step and --trainer are measured apart")
+    if overrides and preset is None and trainer is None:
+        raise click.UsageError("--set is for the preset of --step or --trainer")
+    named = preset or trainer
+    config = None if named is None else load_preset(named, overrides)
     device, choice = open_device("cpu" if cpu_device else wanted, threads)
     click.echo(f"device: {choice.kind} ({choice.reason})", err=True)
-    if device.kind == "cuda":
+    if trainer is not None and config is not None:
+        _trainer(device, config, as_json)
+    elif device.kind == "cuda":
         _gpu(device, config or load_preset("dev"), as_json)  # type: ignore[arg-type]
     else:
         _cpu(threads, config, as_json)
@@ -102,6 +116,37 @@ def _cpu(threads: int | None, config: Config | None, as_json: bool) -> None:
     _show_cpu(report)
     if step is not None:
         _show_step(step)
+
+
+def _trainer(device: Device, config: Config, as_json: bool) -> None:
+    from ptxtrain.engine import trainerbench
+
+    _note(f"the training loop on {config.name}")
+    times = trainerbench.measure(device, config)
+    if as_json:
+        _print_json(times.to_json())
+    else:
+        _show_trainer(times)
+
+
+def _show_trainer(times: TrainerTimes) -> None:
+    """The loop's costs, a line each."""
+    threads = "" if times.threads is None else f", {times.threads} threads"
+    click.echo(f"the training loop on {times.preset}, way {times.way}{threads}, {times.steps} steps\n")
+    rows = [
+        ("a step", times.step, ""),
+        ("kernels of a step", times.kernels, ""),
+        ("the device waited for the host", times.device_wait, ""),
+        ("processor time of the loop", times.trainer_cpu, ""),
+        ("processor time of the reader", times.reader_cpu, ""),
+        ("copying the state for a save", times.snapshot, ""),
+        ("what a save adds to a step", times.save_stall, "(aim: no more than the copy)"),
+    ]
+    for name, seconds, aim in rows:
+        if seconds is not None:
+            click.echo(f"{name:<36}{1e3 * seconds:10.3f} ms   {aim}".rstrip())
+    if times.overhead is not None:
+        click.echo(f"{'no kernel':<36}{times.overhead:10.2%}      (aim below 3 %)")
 
 
 def _show_cpu(report: CpuBench) -> None:

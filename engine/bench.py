@@ -119,6 +119,13 @@ def _products(report: CpuBench, threads: int) -> None:
         sgemm = min(sgemm, best(lambda: np.matmul(x, x, out=out), seconds=0.5))
         report.ratios[name] = sgemm / took
         report.rates[name.replace("_vs_sgemm", "")] = flops / took / 1e9
+    # The layouts whose tiles are read transposed, in turns with the plain one.
+    times = {layout: float("inf") for layout in ("nn", "nt", "tn")}
+    for _ in range(2):
+        for layout, best_so_far in times.items():
+            times[layout] = min(best_so_far, _product_time(threads, x, layout, seconds=0.4))
+    for layout in ("nt", "tn"):
+        report.ratios[f"matmul_bf16_1024_{layout}_vs_nn"] = times["nn"] / times[layout]
 
 
 @contextmanager
@@ -126,17 +133,17 @@ def _unchanged() -> Iterator[None]:
     yield
 
 
-def _product_time(threads: int, x: np.ndarray[Any, Any]) -> float:
+def _product_time(threads: int, x: np.ndarray[Any, Any], layout: str = "nn", seconds: float = 1.0) -> float:
     device = CpuDevice(threads)
     try:
         bits = (x.view(np.uint32) >> 16).astype(np.uint16)
         a, b, out = device.write(bits), device.write(bits), device.alloc(4 * SIZE * SIZE)
         rec = Recorder(device)
         matmul.run(
-            rec, out, a, b, m=SIZE, n=SIZE, k=SIZE, layout="nn", dtype="bf16", out_dtype="f32", way="fast"
+            rec, out, a, b, m=SIZE, n=SIZE, k=SIZE, layout=layout, dtype="bf16", out_dtype="f32", way="fast"
         )  # fmt: skip
         plan = rec.plan()
-        return best(partial(_run, device, plan))
+        return best(partial(_run, device, plan), seconds=seconds)
     finally:
         device.close()
 

@@ -39,7 +39,7 @@ PRODUCTS = ((1, 8, 8), (7, 97, 65), (129, 72, 200))
 # Weight, sequences, T: gradients in one chain, and in parts that end within a tile and within a step of 16.
 GRADIENTS = ((24, 40, 3, 41), (72, 136, 2, 530))
 # T, H, G, C
-HEADS = ((65, 8, 2, 32), (1, 2, 2, 64), (63, 3, 1, 64), (130, 4, 2, 128))
+HEADS = ((65, 8, 1, 32), (1, 2, 2, 64), (63, 3, 1, 64), (130, 4, 2, 128))
 # rows, V, z-loss; a turn of the block is 2,048 logits
 LOGITS = ((1, 8, 0.0), (7, 1000, 0.0), (5, 4104, 1e-3))
 

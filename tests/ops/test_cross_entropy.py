@@ -128,6 +128,22 @@ def test_fused_against_float64_and_the_twins(device: Device, rows: int, vocab: i
     assert not found["loss"][ignored].any() and not found["dlogits"][ignored].any()
 
 
+@pytest.mark.parametrize("vocab", [32_768, 65_536])
+def test_long_rows(device: Device, vocab: int) -> None:
+    """The dev preset's vocabulary, 64 KiB of shared memory, and one that takes a second read."""
+    logits, targets = case(3, vocab, "bf16")
+    exact, same = (formula(logits.astype(kind), targets) for kind in (np.float64, np.float32))
+
+    def record(rec: Recorder, b: Bench) -> None:
+        loss, lse, x = b.empty("loss", (3,)), b.empty("lse", (3,)), b.put(logits, "bf16", "dlogits")
+        cross_entropy.fused(rec, loss, lse, x, b.put(targets, "i32"), b.put(numbers()), rows=3, vocab=vocab)
+        assert rec.launches[-1].shared == (2 * vocab if vocab == 32_768 else 0)
+
+    found = run(device, record)
+    check(f"cross_entropy V {vocab} loss", found["loss"], exact[0], same[0], floor=16)
+    check(f"cross_entropy V {vocab} gradient", found["dlogits"], exact[2], same[2], dtype="bf16", floor=16)
+
+
 def test_a_row_too_long_for_the_chip_gives_the_same_bits(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, vocab = 5, 4104
     logits, targets = case(rows, vocab, "bf16")

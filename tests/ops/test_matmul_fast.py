@@ -18,7 +18,7 @@ from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Float = npt.NDArray[Any]
 LAYOUTS = ("nn", "nt", "tn")
-SHAPES = [(1, 8, 8), (7, 97, 65), (129, 72, 33), (64, 64, 64), (130, 200, 130)]
+SHAPES = [(1, 8, 8), (3, 5, 1), (7, 97, 65), (129, 72, 33), (64, 64, 64), (130, 200, 130)]
 
 
 def padded(x: Float, dtype: str = "bf16") -> Float:
@@ -111,18 +111,20 @@ def test_against_float64_and_the_naive_twin(device: Device, m: int, n: int, k: i
     same_bits(f"{what} bias", found["bias"], found["out"] + bias)
 
 
-def test_f16_operands(device: Device) -> None:
-    a, b = operands(33, 40, 48)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_f16_operands(device: Device, layout: str) -> None:
+    a, b = operands(33, 40, 50)
+    x0, y0 = padded(a.T if layout == "tn" else a, "f16"), padded(b.T if layout == "nt" else b, "f16")
     a, b = a.astype(np.float16), b.astype(np.float16)
 
     def record(rec: Recorder, bench: Bench) -> None:
         matmul.run(
-            rec, bench.empty("out", (33, 40)), put(bench, a), put(bench, b), m=33, n=40, k=48, layout="nn", dtype="f16",
-            out_dtype="f32", way="fast",
+            rec, bench.empty("out", (33, 40)), put(bench, x0), put(bench, y0), m=33, n=40, k=50, layout=layout, dtype="f16",
+            out_dtype="f32", way="fast", strides=(40, x0.shape[1], y0.shape[1]),
         )  # fmt: skip
 
     exact = a.astype(np.float64) @ b.astype(np.float64)
-    check("matmul fast f16", run(device, record)["out"], exact, in_f32(np.zeros((33, 40)), a, b))
+    check(f"matmul fast f16 {layout}", run(device, record)["out"], exact, in_f32(np.zeros((33, 40)), a, b))
 
 
 def test_layouts_give_the_bits_of_the_plain_one(device: Device) -> None:
