@@ -170,9 +170,10 @@ class Trainer:
         if batch is None:
             return None
         flight = Flight(number, batch, schedule.learning_rate(number, self._config), time.monotonic(), self._free)
-        self._step.begin(batch.count)
         for index in range(self._micro_batches):
             flight.starts.append(self._device.record())
+            if index == 0:
+                self._step.begin(batch.count)
             self._step.micro_batch(index, *batch.micro_batch(index))
             flight.ends.append(self._device.record())
         return flight
