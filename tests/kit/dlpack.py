@@ -38,9 +38,13 @@ class Exported:
         device: what DLPack calls its place; the memory is the host's whatever this says.
         with_strides: whether strides are given for an array in C order too.
         byte_offset: of the memory behind `data`.
+        fleeting: whether the memory is gone, which shows as its being NaN, when the capsule is let go of.
     """
 
-    def __init__(self, array: Any, device: int = CPU, *, with_strides: bool = True, byte_offset: int = 0) -> None:
+    def __init__(
+        self, array: Any, device: int = CPU, *, with_strides: bool = True, byte_offset: int = 0, fleeting: bool = False
+    ) -> None:
+        self.fleeting = fleeting
         self.array, self.device, self.with_strides, self.byte_offset = array, device, with_strides, byte_offset
         self.streams: list[int | None] = []  # that were asked for
         self.alive = 0  # capsules that nobody has let go of
@@ -67,6 +71,8 @@ class Exported:
         @ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         def destroyed(_capsule: int) -> None:
             self.alive -= 1
+            if self.fleeting:
+                array.fill(np.nan)
 
         self._keep += [shape, strides, tensor, destroyed]
         self.alive += 1

@@ -47,6 +47,15 @@ def test_a_byte_offset_is_added() -> None:
     assert kit.softmax_forward(Exported(x[2:], byte_offset=8)).tobytes() == softmax(X[2:])
 
 
+def test_the_capsule_is_held_until_the_call_is_over() -> None:
+    """Its producer may free the memory when it goes; then what was read would be NaN."""
+    source = Exported(X.copy(), fleeting=True)
+    found = kit.softmax_forward(source)
+    assert found.tobytes() == softmax(X)
+    gc.collect()
+    assert np.isnan(source.array).all()
+
+
 def test_new_arrays_are_of_the_callers_kind() -> None:
     assert type(kit.softmax_forward(X)) is np.ndarray
     assert type(kit.softmax_forward(Exported(X.copy()))) is np.ndarray, "its library is not known"

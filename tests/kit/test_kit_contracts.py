@@ -8,11 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from kitbench import normal
+from kitbench import Place, normal
 
 from ptxtrain.engine import kit
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.kit.contracts import Sizes, bind, number
+from ptxtrain.engine.kit.core import Call
+from ptxtrain.engine.ops import add
 
 Arrays = dict[str, Any]
 
@@ -128,6 +130,44 @@ def test_outputs_that_lie_over_other_arrays(function: str) -> None:
             shifted = room[source.size - 1 : source.size - 1 + target.size].reshape(target.shape)
             said = refused(function, {other: first, name: shifted}, "memory of its own")
             assert {name, other} == {said.split(": ")[1], said.split("got memory that ")[1].removesuffix(" has too")}
+
+
+@pytest.mark.parametrize(
+    ("function", "name", "other"),
+    [
+        ("adamw_step", "params", "m"),
+        ("layernorm_backward", "dx", "x"),
+        ("layernorm_backward", "dx", "dout"),
+        ("layernorm_backward", "dgamma", "dbeta"),
+        ("layernorm_forward", "mean", "rstd"),
+        ("rmsnorm_backward", "dx", "dout"),
+        ("rope_forward", "x", "cos"),
+        ("swiglu_backward", "dgate", "dup"),
+    ],
+)
+def test_outputs_that_are_other_arrays(function: str, name: str, other: str) -> None:
+    """Where the function cannot work in place; where it can, its own tests do."""
+    shape = {**CALLS[function][0], **CALLS[function][1]}[name].shape
+    if function == "rope_forward":
+        shape = (1, 2, 4)
+    one = np.zeros(shape, np.float32)
+    changed = {name: one, other: one}
+    if function == "rope_forward":
+        changed = {"x": one, "cos": one.reshape(-1)[:4].reshape(2, 2), "sin": np.zeros((2, 2), np.float32)}
+    refused(function, changed, "memory of its own")
+
+
+def test_outputs_hold_nothing_in_checked_mode(checked_place: Place) -> None:
+    """So a kernel that reads what it is to write is found out, also in memory that does hold something."""
+    x, out = normal(1, 40), normal(2, 40)
+    call = Call("sum")
+    x_, out_ = call.input("x", x, ("N",), "f32"), call.output("out", out, ("N",), "f32")
+    with pytest.raises(PtxtrainError, match=r"uninitialised: .* reads byte 0 of out and a"):
+        call.run(lambda rec: add.into(rec, out_.buffer, out_.buffer, x_.buffer, count=40))
+    call = Call("sum")
+    x_, out_ = call.input("x", x, ("N",), "f32"), call.state("out", out, ("N",), "f32")
+    call.run(lambda rec: add.into(rec, out_.buffer, out_.buffer, x_.buffer, count=40))
+    np.testing.assert_array_equal(out, normal(2, 40) + x)
 
 
 def test_a_contract_error_is_what_callers_expect() -> None:

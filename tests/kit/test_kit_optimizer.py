@@ -139,6 +139,10 @@ def test_a_nan_stays_one_in_bf16(place: Place) -> None:
     x_ = place.put(bits, "bf16")
     kit.adamw_step(x_, *zeros, lr=0.0, bc1=1.0, bc2=1.0, seed=1, step=1)
     assert np.isnan(place.get(x_).astype(np.float64)).all()
+    all_ones = np.full(4, 0x7FFFFFFF, np.uint32).view(np.float32)  # what a GPU's arithmetic makes: one more would be -0
+    x_ = place.put(np.ones(4), "bf16")
+    kit.adamw_step(x_, place.put(all_ones), *zeros[1:], lr=1.0, bc1=1.0, bc2=1.0, seed=1, step=1)
+    assert np.isnan(place.get(x_).astype(np.float64)).all()
     x_ = place.put([np.nan, -0.0, 1.0, -3e38], "bf16")
     kit.adamw_step(x_, *zeros, lr=0.0, bc1=1.0, bc2=1.0, seed=1, step=1)
     assert place.get(x_)[1:].tobytes() == rounded_bf16([-0.0, 1.0, -3e38]) and np.isnan(float(place.get(x_)[0]))
