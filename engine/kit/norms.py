@@ -30,7 +30,7 @@ def rmsnorm_forward(
     Args:
         x: [..., D], f16, bf16 or f32.
         gamma: [D], of the dtype of x.
-        eps: at least 0.
+        eps: at least 0; with 0 a row of zeros is NaN.
         out: [..., D], of the dtype of x; may be x.
         rstd: [...], f32.
 
@@ -139,7 +139,7 @@ def layernorm_forward(
         x: [..., D], f16, bf16 or f32.
         gamma: [D], of the dtype of x.
         beta: [D], of the dtype of x.
-        eps: at least 0.
+        eps: at least 0; with 0 a row of equal numbers is NaN.
         out: [..., D], of the dtype of x; may be x.
         mean: [...], f32.
         rstd: [...], f32.

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib.util
+import sys
+import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import fake_cupy
@@ -107,6 +110,47 @@ def test_the_sums_of_no_rows_are_cleared_on_a_gpu(cuda: CudaDevice) -> None:
     assert not dgamma.any()
 
 
+class CupyArray:
+    """What the kit asks of a `cupy.ndarray`; the memory is the host's."""
+
+    __module__ = "cupy"
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.shape, self.dtype, self.flags = array, array.shape, array.dtype, array.flags
+        self.data, self.device = SimpleNamespace(ptr=array.ctypes.data), SimpleNamespace(id=0)
+        self.strides, self.itemsize = array.strides, array.itemsize
+        self.__cuda_array_interface__: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_cupy_in_cupy_out(cuda: CudaDevice, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    """What is queued on the caller's stream comes first, and new arrays are made on the card of those that came."""
+    waited: list[str] = []
+    fake = cuda._cupy
+    fake.cuda.get_current_stream = lambda: SimpleNamespace(synchronize=lambda: waited.append("current stream"))
+    fake.empty = lambda shape, kind: CupyArray(np.full(shape, np.nan, kind))
+    fake.asarray = CupyArray
+    monkeypatch.setitem(sys.modules, "cupy", fake)
+    x = CupyArray(Place("cpu").put(X, dtype))
+    found = kit.softmax_forward(x)
+    assert type(found) is CupyArray and found.array.tobytes() == softmax(x.array) and waited
+    with pytest.raises(kit.ContractError, match=r"x: expected a C-contiguous array, got strides \(1, 33\)"):
+        kit.softmax_forward(CupyArray(x.array.T))
+    cos, sin = kit.rope_tables(4, 6, like=x)
+    assert type(cos) is CupyArray and sin.array.tobytes() == kit.rope_tables(4, 6)[1].tobytes()
+
+
+def test_cupy_has_what_the_kit_asks_of_it() -> None:
+    """Names alone: arrays need a GPU."""
+    cupy = pytest.importorskip("cupy")
+    for name in ("data", "shape", "dtype", "flags", "strides", "itemsize", "device", "__cuda_array_interface__"):
+        assert hasattr(cupy.ndarray, name), name
+    assert cupy.ndarray.__module__.partition(".")[0] == "cupy" and hasattr(cupy.cuda.MemoryPointer, "ptr")
+    for name in ("memcpy", "memcpyHostToDevice", "memcpyDeviceToHost"):
+        assert hasattr(cupy.cuda.runtime, name), name
+    assert callable(cupy.empty) and callable(cupy.asarray) and callable(cupy.cuda.get_current_stream)
+
+
 def test_arrays_of_two_places_are_refused(cuda: CudaDevice) -> None:
     with pytest.raises(kit.ContractError) as caught:
         kit.softmax_forward(Exported(X.copy(), CUDA), out=np.empty_like(X))
@@ -169,6 +213,24 @@ def test_a_device_is_opened_once_and_on_takes_another(monkeypatch: pytest.Monkey
         assert core.device_of(None) is other
     assert core.device_of(None) is first
     other.close()
+
+
+def test_calls_from_many_threads() -> None:
+    """On one device: each gets its own answer."""
+    inputs = [normal(seed, 40, 65) for seed in range(8)]
+    expected = [softmax(x) for x in inputs]
+    found: list[list[bytes]] = [[] for _ in inputs]
+
+    def work(index: int) -> None:
+        for _ in range(20):
+            found[index].append(softmax(inputs[index]))
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(len(inputs))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(set(answers) == {right} and len(answers) == 20 for answers, right in zip(found, expected, strict=True))
 
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")

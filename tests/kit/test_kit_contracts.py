@@ -27,8 +27,19 @@ def arrays(**shapes: tuple[int, ...]) -> Arrays:
 # A right call of each function: arrays that are read, arrays that are written, and what else it takes.
 X, ROW, N = (3, 5), (5,), (3,)
 NUMBERS = {"lr": 0.1, "bc1": 0.1, "bc2": 0.1}
-CALLS: dict[str, tuple[Arrays, Arrays, dict[str, float]]] = {
+QUERIES, KEYS = (1, 2, 3, 4), (1, 1, 3, 4)
+CALLS: dict[str, tuple[Arrays, Arrays, dict[str, Any]]] = {
     "adamw_step": (arrays(grads=ROW), arrays(params=ROW, m=ROW, v=ROW), NUMBERS),
+    "attention_backward": (
+        arrays(q=QUERIES, k=KEYS, v=KEYS, out=QUERIES, dout=QUERIES, lse=(1, 2, 3)),
+        arrays(dq=QUERIES, dk=KEYS, dv=KEYS),
+        {},
+    ),
+    "attention_forward": (arrays(q=QUERIES, k=KEYS, v=KEYS), arrays(out=QUERIES, lse=(1, 2, 3)), {}),
+    "cross_entropy": (arrays(logits=X), arrays(loss=N, lse=N, dlogits=X), {"targets": np.zeros(3, np.int32)}),
+    "fused_layernorm_gemv": (arrays(x=X, gamma=ROW, beta=ROW, weight=(5, 4)), arrays(out=(3, 4)), {}),
+    "fused_rmsnorm_gemv": (arrays(x=X, gamma=ROW, weight=(5, 4)), arrays(out=(3, 4)), {}),
+    "gemm": (arrays(a=X, b=(5, 4), bias=(4,)), arrays(out=(3, 4)), {}),
     "layernorm_backward": (
         arrays(x=X, gamma=ROW, dout=X, mean=N, rstd=N),
         arrays(dx=X, dgamma=ROW, dbeta=ROW),
@@ -95,7 +106,7 @@ def test_dtypes(function: str, name: str) -> None:
     for dtype in (np.float64, np.int32, np.bool_, np.dtype(">f4"), ml_dtypes.float8_e5m2):
         said = refused(function, {name: right.astype(dtype)}, f"{name}: expected dtype ")
         assert "f32" in said and said.endswith((f"got {np.dtype(dtype)}", "got i32"))
-    if (function, name) not in {*FIRST, ("adamw_step", "grads")}:
+    if (function, name) not in {*FIRST, ("adamw_step", "grads"), ("gemm", "bias"), ("gemm", "out")}:
         refused(function, {name: right.astype(np.float16)}, f"{name}: expected dtype f32, got f16")
 
 

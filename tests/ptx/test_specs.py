@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
 
+from ptxtrain.engine import philox
 from ptxtrain.engine.ops import attention, matmul, scalars
-from ptxtrain.ptx import specs
+from ptxtrain.ptx import kit_spec, specs
 from ptxtrain.ptx.render import environment, reference_source
 
 
@@ -46,6 +48,31 @@ def test_parts_of_rows_cover_each_sequence_in_order(context: int) -> None:
     assert parts[-1][1] == 3 * context
     for first, last in parts:
         assert 0 < last - first <= spec.part_rows and first // context == (last - 1) // context
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 100])
+def test_the_kits_specs(rows: int) -> None:
+    """Parts cover the rows, grids the parts, and sizes follow from dtypes."""
+    part, row = kit_spec.TypedPartSpec("f16"), kit_spec.TypedRowSpec("bf16")
+    assert (
+        part.grid(rows) == (part.parts(rows), 1, 1) and 0 <= part.parts(rows) * part.part_rows - rows < part.part_rows
+    )
+    assert 0 <= row.grid(rows)[0] * row.warps - rows < row.warps and row.block == (32, row.warps, 1)
+    assert [kit_spec.TypedRowSpec(dtype).item for dtype in ("f16", "bf16", "f32")] == [2, 2, 4]
+    assert specs.NormSpec().item == specs.NormBackwardSpec().item == 4 and specs.NormSpec(dtype="f16").item == 2
+    for vector in (1, 4):
+        adam = kit_spec.AdamSpec(vector=vector)
+        assert 0 <= adam.grid(rows * vector)[0] * adam.threads - rows < adam.threads and adam.pairs == max(
+            1, vector // 2
+        )
+
+
+def test_constants_of_the_random_numbers_and_of_exp() -> None:
+    adam = kit_spec.AdamSpec()
+    assert [int(n, 16) for n in adam.multipliers] == [philox._MULTIPLIER_0, philox._MULTIPLIER_1]
+    assert [int(n, 16) for n in adam.weyl] == [philox._WEYL_0, philox._WEYL_1] and adam.rounds == philox.ROUNDS
+    whole = Fraction(float(np.float32(specs.LOG2_E))) + Fraction(kit_spec.TypedRowSpec().log2_e_low)
+    assert float(whole) == specs.LOG2_E == kit_spec.LOG2_E
 
 
 def constant(text: str, name: str) -> int:
