@@ -46,7 +46,8 @@ Examples:
 @way_option
 @device_options
 @checked_option
-@click.option("--dry-run", is_flag=True, help="Print the resolved config and what it needs, and stop.")
+@click.option("--dry-run", is_flag=True, help="Print the resolved config, what it needs, and how long it would take.")
+@click.option("--no-measure", "measure", flag_value=False, default=True, help="With --dry-run: do without the time.")
 @click.option("--json", "as_json", is_flag=True, help="With --dry-run: print it as one JSON object.")
 def command(
     preset: str,
@@ -63,6 +64,7 @@ def command(
     threads: int | None,
     checked: bool | None,
     dry_run: bool,
+    measure: bool,
     as_json: bool,
 ) -> None:
     """Train a model.
@@ -81,9 +83,14 @@ def command(
         train = dataclasses.replace(config.train, way=changed(config.train.way, way))
         config = dataclasses.replace(config, train=train)
     if dry_run:
+        from ptxtrain.engine.dryrun import describe
+
         needs = describe(config)
+        needs["estimate"] = _estimate(config, wanted, threads) if measure else None
         click.echo(json.dumps(needs, indent=2, ensure_ascii=False) if as_json else as_text(needs))
         return
+    if not measure:
+        raise click.UsageError("--no-measure needs --dry-run")
     if as_json:
         raise click.UsageError("--json needs --dry-run")
     from ptxtrain.cli.session import start_run
@@ -91,48 +98,53 @@ def command(
     start_run(config, data, run_path, wanted=wanted, threads=threads, checked=checked)
 
 
-def describe(config: Config) -> dict[str, Any]:
-    """The resolved config and what a run of it needs: parameters, bytes of memory and disk, tokens, operations."""
-    from ptxtrain.engine.config import flops_per_token, parameter_count, to_dict, tokens_per_step
-    from ptxtrain.engine.progress import FLOPS_FORMULA
-    from ptxtrain.engine.step import memory_plan
-    from ptxtrain.engine.ways import resolve
+def _estimate(config: Config, wanted: str | None, threads: int | None) -> dict[str, Any] | None:
+    """The time of a run, measured on the device that it would take; None where that does not work, with the reason on stderr."""
+    from ptxtrain.cli.main import say
+    from ptxtrain.engine.device.choice import open_device
+    from ptxtrain.engine.dryrun import estimate
+    from ptxtrain.engine.errors import DeviceError
+    from ptxtrain.engine.preflight import missing
 
-    parameters = parameter_count(config.model)
-    memory = memory_plan(config, config.train.way)
-    tokens = tokens_per_step(config) * config.train.steps
-    return {
-        "config": to_dict(config),
-        "ways": dataclasses.asdict(resolve(config.model, config.train.way)),
-        "parameters": parameters,
-        "memory": {**memory, "total": sum(memory.values())},
-        "checkpoint_bytes": 12 * parameters,
-        "tokens_per_step": tokens_per_step(config),
-        "tokens": tokens,
-        "flops_per_token": flops_per_token(config.model),
-        "flops_formula": FLOPS_FORMULA,
-        "flops": flops_per_token(config.model) * tokens,
-    }
+    try:
+        device, choice = open_device(wanted, threads)
+        say(f"measuring a few steps on {device.name} ({choice}) …")
+        if (why := missing(config, device)) is not None:
+            say(f"memory: {why}; training would go on with a smaller micro-batch, or stop before step 1")
+        return dataclasses.asdict(estimate(config, device))
+    except (DeviceError, MemoryError) as error:
+        say(f"no estimate of the time: {error}")
+        return None
 
 
 def as_text(needs: dict[str, Any]) -> str:
     """The same for people: the config as a preset file, then a table."""
-    from ptxtrain.cli.display import amount, size
+    from ptxtrain.cli.display import amount, duration, size, tflops
     from ptxtrain.engine.config import from_dict, to_toml
 
-    config = dict(needs["config"])
-    lines = [to_toml(from_dict(config)).rstrip()]
-    batch = config["batch"]
+    config, time = from_dict(needs["config"]), needs["estimate"]
+    micro_batches = config.batch.sequences // config.batch.micro_batch
     rows = [
         ("parameters", f"{needs['parameters']:,}"),
-        ("step", f"{batch['sequences'] // batch['micro_batch']} micro-batches, {needs['tokens_per_step']:,} tokens"),
-        ("run", f"{config['train']['steps']:,} steps, {needs['tokens']:,} tokens, {needs['flops']:.3g} FLOP"),
+        ("step", f"{micro_batches} micro-batches, {needs['tokens_per_step']:,} tokens"),
+        ("run", f"{config.train.steps:,} steps, {needs['tokens']:,} tokens, {needs['flops']:.3g} FLOP"),
+        ("warm-up", f"{needs['warmup_steps']:,} steps, then {config.optimizer.schedule}"),
         ("a token", f"{amount(needs['flops_per_token'])} FLOP = {needs['flops_formula']}"),
+        ("a checkpoint", f"{size(needs['checkpoint_bytes'])} on disk, {config.train.keep} kept and the best one"),
         (
-            "a checkpoint",
-            f"{size(needs['checkpoint_bytes'])} on disk, {config['train']['keep']} kept and the best one",
+            "disk",
+            f"{size(needs['disk_bytes'])} for {needs['checkpoints_at_once']} checkpoints at most, one being written",
         ),
         *((f"memory, {kind}", size(count)) for kind, count in needs["memory"].items()),
     ]
+    if time is not None:
+        rows += [
+            ("time", f"{duration(time['seconds'])} for the steps alone, on {time['device']}"),
+            (
+                "a step's time",
+                f"{time['step_seconds']:.3g} s, {amount(time['tokens_per_second'])} tokens/s, "
+                f"{tflops(time['flops_per_second'])} TFLOP/s, by micro-batches of {time['sequences']}",
+            ),
+        ]
     rows += [("note", note) for note in needs["ways"]["notes"]]
-    return "\n".join([*lines, "", *(f"{name:<24}{value}" for name, value in rows)])
+    return "\n".join([to_toml(config), *(f"{name:<24}{value}" for name, value in rows)])

@@ -41,6 +41,9 @@ def check_batch(batch: BatchConfig, micro_batch: int) -> None:
 def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dict[str, int]:
     """The device memory that a `TrainStep` takes, in bytes by kind, before it is made.
 
+    "leaves" are the gradients of the tree's stack and the embedding's second source, "scratch" what attention and the products
+    of weights' gradients need in passing, "small" the step's numbers and partial sums.
+
     Raises:
         PtxtrainError: the way is unknown or the batch cannot be split so.
     """
@@ -50,13 +53,14 @@ def memory_plan(config: Config, way: str, micro_batch: int | None = None) -> dic
     table = parameter_table(config.model)
     count = parameter_count(table)
     activations = activation_bytes(config.model, micro_batch, ways, backward=True)
-    scratch = activations.pop("scratch") + activations.pop("logits")
+    scratch, logits = activations.pop("scratch"), activations.pop("logits")
     return {
         "weights": 4 * count,
         "weight copies": 2 * matrix_count(table) if ways.dtype == "bf16" else 0,
         "optimizer": 8 * count,
-        "gradients": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
+        "leaves": 4 * (tree_depth(config.batch.leaves) * (count + 1) + config.model.vocab_size * config.model.width),
         "activations": sum(activations.values()),
+        "logits": logits,
         "scratch": scratch,
         "small": 4 * (scalars.COUNT + gradnorm.parts(count) + 1) + 8 + state_digest.scratch(count),
     }

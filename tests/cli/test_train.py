@@ -270,22 +270,33 @@ def test_an_unreadable_checkpoint_is_one_line(copy: Path) -> None:
 
 
 def test_dry_run_prints_what_a_run_needs(preset: Path, tmp_path: Path) -> None:
-    dev = ptxtrain("train", "--preset", "dev", "--dry-run")
+    dev = ptxtrain("train", "--preset", "dev", "--dry-run", "--no-measure")
     assert dev.code == 0
-    for part in ("22,025,088", "131,072 tokens", "7,630 steps", "139M FLOP", "memory, total", "lr = 0.001"):
+    kinds = [f"memory, {kind}" for kind in ("weights", "optimizer", "activations", "logits", "leaves", "total")]
+    for part in ("22,025,088", "131,072 tokens", "7,630 steps", "139M FLOP", "1.2 GiB for 5", "lr = 0.001", *kinds):
         assert part in dev.out, part
-    needs = json.loads(ptxtrain("train", "--preset", preset, "--dry-run", "--json", "--steps", 40).out)
+    assert "a step's time" not in dev.out
+    (tmp_path / "again.toml").write_text(dev.out.partition("\n\nparameters ")[0])
+    again = ptxtrain("train", "--preset", tmp_path / "again.toml", "--dry-run", "--no-measure")
+    assert again.out.splitlines()[1:] == dev.out.splitlines()[1:], "what is printed is a preset"
+    timed = ptxtrain("train", "--preset", preset, "--dry-run", "--json", "--steps", 40)
+    assert "measuring a few steps on " in timed.err
+    needs = json.loads(timed.out)
     assert needs["config"]["train"]["steps"] == 40
     assert needs["memory"]["total"] == sum(size for kind, size in needs["memory"].items() if kind != "total")
     assert needs["memory"]["optimizer"] == 8 * needs["parameters"]
     assert needs["tokens"] == 40 * 8 * 16
+    estimate = needs["estimate"]
+    assert estimate["seconds"] == pytest.approx(40 * estimate["step_seconds"]) and estimate["sequences"] == 2
+    assert not list(tmp_path.glob("runs*")), "nothing is left of it"
+    assert ptxtrain("train", "--preset", preset, "--no-measure").line.startswith("error: --no-measure needs --dry-run")
 
 
 @pytest.mark.parametrize(
     ("value", "steps", "minutes"), [("500", 500, 0), ("10m", 0, 10), ("90s", 0, 1.5), ("2h", 0, 120), ("0", 0, 0)]
 )
 def test_save_every_takes_steps_or_time(value: str, steps: int, minutes: float, preset: Path) -> None:
-    done = ptxtrain("train", "--preset", preset, "--dry-run", "--json", "--save-every", value)
+    done = ptxtrain("train", "--preset", preset, "--dry-run", "--no-measure", "--json", "--save-every", value)
     train = json.loads(done.out)["config"]["train"]
     assert (train["save_every"], train["save_minutes"]) == (steps, minutes)
 

@@ -94,7 +94,16 @@ def test_a_failed_device_is_exit_4_and_a_finished_snapshot_is_still_written(
 
 def needs(lab: Lab, micro_batch: int) -> int:
     """Bytes of device memory that a run takes."""
-    argv = ["train", "--preset", lab.preset, "--dry-run", "--json", "--set", f"batch.micro_batch={micro_batch}"]
+    argv = [
+        "train",
+        "--preset",
+        lab.preset,
+        "--dry-run",
+        "--no-measure",
+        "--json",
+        "--set",
+        f"batch.micro_batch={micro_batch}",
+    ]
     return int(json.loads(lab.run(*argv).out)["memory"]["total"])
 
 
