@@ -20,7 +20,7 @@ def command() -> None:
 
 @command.command("list")
 def list_command() -> None:
-    """List the kernels, with the first line of each one's contract.
+    """List the kernels with the first line of each one's contract, and the functions of the kit that call them.
 
     \b
     Example:
@@ -29,9 +29,13 @@ def list_command() -> None:
     from ptxtrain.engine import kernelbook
 
     rows = kernelbook.kernels()
-    width = max(len(k.stem) for k in rows) + 2
+    functions = kernelbook.functions()
+    width = max(len(name) for name in (*(k.stem for k in rows), *(name for name, _ in functions))) + 2
     for kernel in rows:
         click.echo(f"{kernel.stem:<{width}}{kernel.summary}")
+    click.echo("\nFunctions on arrays of your own, in the Python module ptxtrain.engine.kit:")
+    for name, summary in functions:
+        click.echo(f"{name:<{width}}{summary}")
 
 
 @command.command("show")

@@ -7,6 +7,7 @@ small model and calls of the kit run through it.
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,18 @@ def kernels() -> list[KernelText]:
     found = [KernelText(stem, _summary(path), False) for stem, path in render.SOURCES.items()]
     found += [KernelText(f"{stem}.cu", _summary(path), True) for stem, path in render.REFERENCES.items()]
     return found
+
+
+def functions() -> list[tuple[str, str]]:
+    """The kit's functions by name, with the first line of what each one says of itself."""
+    from ptxtrain.engine import kit
+
+    found = [(name, getattr(kit, name)) for name in sorted(kit.__all__)]
+    return [
+        (name, (value.__doc__ or "").splitlines()[0])
+        for name, value in found
+        if inspect.isfunction(value) and value is not kit.on
+    ]
 
 
 def _summary(path: Path) -> str:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
-from ptxtrain.engine import kernelbook
+from ptxtrain.cli.kernels import command
+from ptxtrain.engine import kernelbook, kit
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.ptx.render import REFERENCES, SOURCES
 
@@ -13,6 +15,14 @@ def test_every_kernel_is_listed_with_what_it_computes() -> None:
     listed = kernelbook.kernels()
     assert {k.stem for k in listed} == set(SOURCES) | {f"{stem}.cu" for stem in REFERENCES}
     assert all(k.summary for k in listed)
+
+
+def test_every_function_of_the_kit_is_listed_with_its_formula() -> None:
+    listed = dict(kernelbook.functions())
+    assert set(listed) == {name for name in kit.__all__ if name not in ("ContractError", "on")}
+    assert "softmax_forward" in listed and "exp(x - max)" in listed["softmax_forward"]
+    result = CliRunner().invoke(command, ["list"])
+    assert result.exit_code == 0 and all(f"{name} " in result.output for name in (*listed, "softmax_backward"))
 
 
 @pytest.mark.parametrize(("form", "mark"), [("ptx", ".visible .entry add_into"), ("llvm", "define"), ("asm", "retq")])
