@@ -22,7 +22,8 @@ from ptxtrain.ptx.gemm_spec import Epilogue, choose
 from ptxtrain.ptx.matmul_spec import CHOICES
 
 TABLE = Path(__file__).with_name("resources.txt")
-VOCAB = 32_768  # of the dev preset, for the row of logits that cross_entropy keeps in shared memory
+# Of the dev preset and of tiny, by threads: for the row of logits that cross_entropy keeps in shared memory.
+VOCABS = {512: 32_768, 256: 4_096}
 
 
 def every_spec() -> list[tuple[str, Any]]:
@@ -59,6 +60,7 @@ def every_spec() -> list[tuple[str, Any]]:
     found["norm_gemv"] = list(gemv_spec.SHOWN)
     found["attention_decode"] = [decode_spec.DecodeSpec(head_dim) for head_dim in decode_spec.SHOWN_HEADS]
     found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
+    found["cross_entropy"].append(specs.CrossEntropySpec(256, True))  # short rows
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
     for part, make in makers.items():
         found[f"attention_{part}"] = [make(head_dim) for head_dim in attention_spec.HEAD_DIMS]
@@ -70,7 +72,7 @@ def every_spec() -> list[tuple[str, Any]]:
 def dynamic_shared(stem: str, spec: Any, static: int) -> int:
     """Bytes that a launch asks for beside what the text declares."""
     if stem == "cross_entropy":
-        return int(spec.shared_bytes(VOCAB))
+        return int(spec.shared_bytes(VOCABS[spec.threads]))
     return int(spec.shared_bytes) if stem == "matmul" and not static else 0
 
 
