@@ -17,7 +17,7 @@ ITEM_SIZES = {"f16": 2, "bf16": 2, "f32": 4, "i32": 4, "i64": 8}
 LARGEST = 2**31 - 1  # of a size: kernels count in 32 bits
 
 # An axis: a letter, or a number that the axis must be.
-Axes = Sequence["str | int"]
+Axes = tuple["str | int", ...]
 
 
 class ContractError(PtxtrainError, ValueError):
@@ -63,25 +63,26 @@ class Sizes:
 
 def bind(op: str, name: str, shape: tuple[int, ...], axes: Axes, sizes: Sizes) -> None:
     """Hold a shape against its axes; letters that are new take their size from it. `...` may stand first, for any axes."""
-    lead = len(shape) - len(axes) + 1 if axes and axes[0] == "..." else 0
-    rest = axes[1:] if axes and axes[0] == "..." else axes
+    has_lead = axes[:1] == ("...",)
+    rest = axes[1:] if has_lead else axes
+    lead = len(shape) - len(rest)
     new: dict[str, int] = {}
-    ok = len(shape) - lead == len(rest) and lead >= 0
-    if ok and len(rest) < len(axes):
+    ok = lead >= 0 if has_lead else lead == 0
+    if ok and has_lead:
         ok = sizes.lead in (None, shape[:lead])
-    for axis, size in zip(rest, shape[lead:], strict=False):
+    for axis, size in zip(rest, shape[lead:] if has_lead else shape, strict=False):
         wanted = axis if isinstance(axis, int) else sizes.letters.get(axis, new.setdefault(axis, size))
         ok = ok and wanted == size
     if not ok:
         fail(op, name, f"shape {sizes.written(axes)}", f"{shape}")
-    for axis, size in zip(rest, shape[lead:], strict=True):
+    for axis, size in new.items():
         if size > LARGEST:
             fail(op, name, f"{axis} of at most {LARGEST:,}", f"{size:,}")
-    sizes.letters.update(new)
-    if len(rest) < len(axes):
+    if has_lead and sizes.lead is None:
+        if math.prod(shape[:lead]) > LARGEST:
+            fail(op, name, f"at most {LARGEST:,} rows", f"{math.prod(shape[:lead]):,}")
         sizes.lead = shape[:lead]
-        if sizes.rows > LARGEST:
-            fail(op, name, f"at most {LARGEST:,} rows", f"{sizes.rows:,}")
+    sizes.letters.update(new)
 
 
 def number(

@@ -28,6 +28,7 @@ caller's current stream has been given.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -84,8 +85,8 @@ class Argument:
 
     def __init__(self, name: str, view: View, *, read: bool, write: bool, made: bool = False) -> None:
         self.name, self.view, self.read, self.write, self.made = name, view, read, write, made
-        self.shape, self.dtype, self.count = view.shape, view.dtype, view.count
-        self.nbytes = view.count * ITEM_SIZES[view.dtype]
+        self.shape, self.dtype, self.count = view.shape, view.dtype, math.prod(view.shape)
+        self.nbytes = self.count * ITEM_SIZES[view.dtype]
         self.shares: tuple[str, ...] = ()
         self._buffer: Buffer | None = None
         self._like = view
