@@ -16,8 +16,8 @@ A function of the kit is a contract and a recording of launches:
 
 `input` arrays are read, `output` arrays written, `state` arrays both. Letters of axes, dtypes and places are held against
 each other in the order of the calls, so the first array decides. `buffer` may be used within `record` alone, and
-`call.scratch(nbytes)` gives memory for as long as the call runs. Where there is nothing to do (an axis of 0), do not call `run`
-with a recording that launches nothing useful: kernels take sizes of at least 1.
+`call.scratch(nbytes)` gives memory for as long as the call runs. Kernels take sizes of at least 1: with an axis of 0 a
+function does not call `run`.
 
 Where it runs: arrays of the host on the CPU device, arrays of a GPU on that GPU, and `PTXTRAIN_DEVICE=cpu` takes the CPU device
 for those as well: they are copied to the host and the results back. With `PTXTRAIN_DEVICE=cuda` an array of the host is
@@ -53,12 +53,17 @@ _chosen: ContextVar[Device | None] = ContextVar("ptxtrain_kit_device", default=N
 def device_of(gpu: int | None) -> Device:
     """The device that runs calls on arrays of a GPU, or (None) of the host; opened once."""
     chosen = _chosen.get()
-    if chosen is not None and (chosen.kind == "cpu") == (gpu is None):
+    if chosen is not None and _gpu_of(chosen) == gpu:
         return chosen
     with _lock:
         if gpu not in _devices:
             _devices[gpu] = open_device("cpu")[0] if gpu is None else _open_cuda(gpu)
         return _devices[gpu]
+
+
+def _gpu_of(device: Device) -> int | None:
+    """The card that a device is; None for the CPU device."""
+    return None if device.kind == "cpu" else int(device.card.index)  # type: ignore[attr-defined]
 
 
 def _open_cuda(gpu: int) -> Device:
@@ -69,9 +74,10 @@ def _open_cuda(gpu: int) -> Device:
 
 @contextlib.contextmanager
 def on(device: Device) -> Iterator[None]:
-    """Run the calls within on this device: a `CpuDevice` takes those on arrays of the host, a `CudaDevice` those on a GPU's.
+    """Run the calls within on this device: a `CpuDevice` takes those on arrays of the host, a `CudaDevice` those on its GPU's.
 
-    For another number of threads, or for the checked mode: `with kit.on(CpuDevice(checked=True)): ...`.
+    It holds for the thread that it is used in. For another number of threads, or for the checked mode:
+    `with kit.on(CpuDevice(checked=True)): ...`.
     """
     token = _chosen.set(device)
     try:
@@ -175,6 +181,8 @@ class Call:
         bind(op, name, view.shape, axes, self.sizes)
         if view.strides is not None:
             fail(op, name, "a C-contiguous array", f"strides {view.strides} for shape {view.shape}")
+        if view.ptr % ITEM_SIZES[view.dtype]:
+            fail(op, name, f"numbers at multiples of their {ITEM_SIZES[view.dtype]} bytes", f"address {view.ptr:#x}")
         if write and not view.writable:
             fail(op, name, "an array that may be written", "a read-only one")
         found = Argument(name, view, read=read, write=write)

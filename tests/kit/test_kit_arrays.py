@@ -201,6 +201,16 @@ def test_asked_for_cuda_the_host_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+def test_another_card_is_another_device(cuda: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory of GPU 1 is never given to kernels of GPU 0."""
+    opened: list[int] = []
+    monkeypatch.setattr(core, "_devices", {})
+    monkeypatch.setattr(core, "_open_cuda", opened.append)
+    assert core.device_of(0) is cuda
+    core.device_of(1)
+    assert opened == [1]
+
+
 def test_a_device_is_opened_once_and_on_takes_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "_devices", {})
     first = core.device_of(None)

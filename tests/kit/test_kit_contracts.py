@@ -119,6 +119,8 @@ def test_layout_kind_and_leave_to_write(function: str, name: str) -> None:
     apart = np.repeat(right, 2, axis=-1)[..., ::2]
     refused(function, {name: apart}, f"{name}: expected a C-contiguous array, got strides")
     refused(function, {name: right.tolist()}, rf"{name}: expected an array \(NumPy, CuPy, .*, got list")
+    crooked = np.zeros(right.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(right.shape)
+    refused(function, {name: crooked}, f"{name}: expected numbers at multiples of their 4 bytes, got address 0x")
     closed = right.copy()
     closed.flags.writeable = False
     if name in written:
