@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -50,8 +51,8 @@ class Step(Protocol):
     def finish(self, step: int, lr: float) -> Result:
         """Queue the update and the copies back. A loss or norm that is not finite leaves params, m and v alone."""
 
-    def row_losses(self, tokens: I32, targets: I32) -> F32:
-        """The loss of each row of at most B sequences, f32 [b, T]; waits."""
+    def row_losses(self, tokens: I32, targets: I32, stopping: Callable[[], bool]) -> F32:
+        """The loss of each row of at most B sequences, f32 [b, T]; waits, unless `stopping` says so: then it may be [0, T]."""
 
     def begin_snapshot(self) -> StateCopy:
         """Queue copies of params, m and v as they are behind everything queued so far."""

@@ -10,7 +10,8 @@ Everything is queued. `StepResult.wait` is the only thing that waits in a traini
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -320,14 +321,19 @@ class TrainStep:
         self,
         tokens: I32,  # [b, T], b <= B
         targets: I32,  # [b, T]
+        stopping: Callable[[], bool] | None = None,
     ) -> F32:
-        """The loss of each row, f32 [b, T], 0 where the target is ignored. Waits."""
-        self._forward(tokens, targets)
+        """The loss of each row, f32 [b, T], 0 where the target is ignored. Waits; f32 [0, T] once `stopping` says so."""
+        if not self._forward(tokens, targets, stopping):
+            return np.empty((0, self.config.model.context), np.float32)
         losses: F32 = self.device.read(self.model["loss"], np.float32, (self.micro_size, self.config.model.context))
         return losses[: tokens.shape[0]]
 
-    def _forward(self, tokens: I32, targets: I32) -> None:
-        """Queue the validation plan over at most B sequences; those missing are made of ignored targets."""
+    def _forward(self, tokens: I32, targets: I32, stopping: Callable[[], bool] | None = None) -> bool:
+        """Run the validation plan over at most B sequences, and wait; those missing are made of ignored targets.
+
+        False: `stopping` said so before it ended, and it was interrupted.
+        """
         assert tokens.shape == targets.shape and tokens.shape[1] == self.config.model.context, tokens.shape
         sequences = tokens.shape[0]
         assert 1 <= sequences <= self.micro_size, (sequences, self.micro_size)
@@ -338,7 +344,20 @@ class TrainStep:
         self.device.upload(self.model["targets"], all_targets)
         self.device.fill(self._validation_loss, 0)
         self.device.run(self._validation_plan)
+        finished = stopping is None or self._unless(stopping)
         self.device.synchronize()  # the arrays above may go
+        return finished
+
+    def _unless(self, stopping: Callable[[], bool]) -> bool:
+        """Wait for what is queued, unless `stopping` says so first: then interrupt it."""
+        event, pause = self.device.record(), 1e-4
+        while not event.done():
+            if stopping():
+                self.device.interrupt()
+                return False
+            time.sleep(pause)
+            pause = min(pause * 1.5, 0.01)
+        return True
 
     def logits(
         self,

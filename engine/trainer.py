@@ -337,7 +337,8 @@ class Trainer:
         for start in range(0, len(tokens), size):
             self._watch.moved(f"step {self._done} is being validated")
             part = slice(start, start + size)
-            losses += self._step.row_losses(tokens[part], targets[part]).reshape(-1).tolist()
+            rows = self._step.row_losses(tokens[part], targets[part], lambda: self._stop.requested)
+            losses += rows.reshape(-1).tolist()
             if self._stop.requested:
                 return
         count = int(np.count_nonzero(targets >= 0))

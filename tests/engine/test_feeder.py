@@ -283,6 +283,29 @@ def test_only_a_validation_makes_the_host_wait_for_the_device(
     assert device.waits.count("synchronize") == 2 * waits
 
 
+def test_a_stop_interrupts_a_validation_on_the_device(device: Watched) -> None:
+    """The device holds within a forward pass until the stop has dropped it: had the host waited for its end, it never came."""
+    run, dropped = Training(device, validate_every=2), threading.Event()
+    losses, interrupt = run.step.row_losses, device.interrupt
+
+    def validating(*args: object) -> object:
+        run.stop.request()
+        device.hold(lambda: run.signals.wait("dropped", 2))
+        return losses(*args)  # type: ignore[arg-type]
+
+    def interrupting() -> None:
+        interrupt()
+        dropped.set()
+        run.signals.set("dropped", 2)
+
+    run.stop.announce = lambda text: None
+    run.step.row_losses, device.interrupt = validating, interrupting  # type: ignore[method-assign, assignment]
+    run.run()
+    assert dropped.is_set() and run.signals.missed == []
+    assert [line["step"] for line in run.metrics] == [1, 2] and run.saver.losses == []
+    assert [saved.step for saved in run.saver.saved] == [2]
+
+
 def test_the_device_copies_straight_from_the_feeders_memory(device: Watched) -> None:
     run, sources = Training(device), set()
     upload = device.upload

@@ -230,7 +230,7 @@ def test_evaluation(device: Device) -> None:
         total, count = step.evaluate(tokens[:sequences], targets[:sequences])
         assert count == np.count_nonzero(targets[:sequences] >= 0)
         assert total == pytest.approx(expected.sum(), rel=1e-6)
-        rows = step.row_losses(tokens[:sequences], targets[:sequences])
+        rows = step.row_losses(tokens[:sequences], targets[:sequences], lambda: False)
         np.testing.assert_allclose(rows, expected, rtol=1e-6, atol=1e-6)
         assert np.all(rows[targets[:sequences] < 0] == 0.0)
     assert np.array_equal(step.gradient(), before)
