@@ -98,3 +98,30 @@ class TypedPartSpec(TypedRowSpec):
     def parts(self, rows: int) -> int:
         """How many parts `rows` rows fall into."""
         return _blocks(rows, self.part_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class LossSpec:
+    """One block to a row of logits of `dtype`; `unroll` columns of a thread are in flight, `threads` apart."""
+
+    dtype: str = "f32"
+    target: str = "i32"  # or i64
+    threads: int = 256
+    unroll: int = 4
+
+    @property
+    def item(self) -> int:
+        """Bytes of a logit."""
+        return ITEM_SIZES[self.dtype]
+
+    @property
+    def target_item(self) -> int:
+        return 8 if self.target == "i64" else 4
+
+    @property
+    def warps(self) -> int:
+        return self.threads // LANES
+
+    @property
+    def block(self) -> tuple[int, int, int]:
+        return (self.threads, 1, 1)

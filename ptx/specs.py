@@ -15,7 +15,7 @@ from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, DqSpec, ForwardS
 from ptxtrain.ptx.decode_spec import AppendSpec, DecodeSpec
 from ptxtrain.ptx.gemm_spec import GemmSpec
 from ptxtrain.ptx.gemv_spec import GemvSpec
-from ptxtrain.ptx.kit_spec import ITEM_SIZES, AdamSpec, TypedPartSpec, TypedRowSpec
+from ptxtrain.ptx.kit_spec import ITEM_SIZES, AdamSpec, LossSpec, TypedPartSpec, TypedRowSpec
 from ptxtrain.ptx.matmul_spec import MatmulSpec
 
 Dim3: TypeAlias = tuple[int, int, int]
@@ -344,6 +344,7 @@ Spec: TypeAlias = (
     | AdamSpec
     | TypedPartSpec
     | TypedRowSpec
+    | LossSpec
 )
 
 # What each stem is rendered from unless its op asks for something else.
@@ -361,6 +362,7 @@ DEFAULTS: Mapping[str, Spec] = MappingProxyType(
         "cross_entropy": CrossEntropySpec(),
         "cross_entropy_backward": RowSpec(),
         "cross_entropy_forward": RowSpec(),
+        "cross_entropy_rows": LossSpec(),
         "dense_attention_gradient": TypedRowSpec(),
         "dense_attention_softmax": TypedRowSpec(),
         "embedding_backward": CopySpec(),

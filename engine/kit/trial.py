@@ -7,6 +7,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ptxtrain.engine.kit.arrays import Array, numpy_dtype
+from ptxtrain.engine.kit.attention import attention_backward, attention_forward
+from ptxtrain.engine.kit.cross_entropy import cross_entropy
+from ptxtrain.engine.kit.fused import fused_layernorm_gemv, fused_rmsnorm_gemv
+from ptxtrain.engine.kit.gemm import gemm
 from ptxtrain.engine.kit.norms import layernorm_backward, layernorm_forward, rmsnorm_backward, rmsnorm_forward
 from ptxtrain.engine.kit.optimizer import adamw_step
 from ptxtrain.engine.kit.pointwise import swiglu_backward, swiglu_forward
@@ -32,6 +36,10 @@ def trials(dtype: str) -> Iterator[Trial]:
     yield "swiglu", lambda: _swiglu(dtype)
     yield "softmax", lambda: softmax_backward(softmax_forward(numbers(dtype, 5, 135)), numbers(dtype, 5, 135))
     yield "adamw_step", lambda: _adamw(dtype)
+    yield "gemm", lambda: _gemm(dtype)
+    yield "attention", lambda: _attention(dtype)
+    yield "cross_entropy", lambda: _cross_entropy(dtype)
+    yield "fused norm and gemv", lambda: _fused(dtype)
 
 
 def _norms(dtype: str) -> None:
@@ -57,3 +65,30 @@ def _adamw(dtype: str) -> None:
     adamw_step(numbers("f32", 261), m, v, grads, lr=0.1, bc1=0.1, bc2=0.1, copy=copy)
     if dtype == "bf16":
         adamw_step(numbers(dtype, 261), m, v, grads, lr=0.1, bc1=0.1, bc2=0.1, seed=1, step=1)
+
+
+def _gemm(dtype: str) -> None:
+    """Rows that the tensor cores take, and rows that they do not."""
+    for n in (72, 37):
+        for layout, a, b in (("nn", (37, 40), (40, n)), ("tt", (40, 40), (n, 40))):
+            out = gemm(numbers(dtype, *a), numbers(dtype, *b), layout=layout, bias=numbers("f32", n))
+            gemm(numbers(dtype, *a), numbers(dtype, *b), layout=layout, alpha=0.5, beta=1, out=out)
+
+
+def _attention(dtype: str) -> None:
+    for width, causal in ((32, True), (32, False), (6, True)):
+        q, k, v = (numbers(dtype, 1, heads, 37, width) for heads in (2, 1, 1))
+        out, lse = attention_forward(q, k, v, causal=causal)
+        attention_backward(q, k, v, out, out, lse, causal=causal)
+
+
+def _cross_entropy(dtype: str) -> None:
+    targets = np.array([0, 134, -100], np.int32)
+    cross_entropy(numbers(dtype, 3, 135), targets)
+    cross_entropy(numbers(dtype, 3, 135), targets.astype(np.int64), gradient=False)
+
+
+def _fused(dtype: str) -> None:
+    x, gamma = numbers(dtype, 3, 40), numbers(dtype, 40)
+    fused_rmsnorm_gemv(x, gamma, numbers(dtype, 40, 37))
+    fused_layernorm_gemv(x, gamma, gamma, numbers(dtype, 37, 40), layout="nk")

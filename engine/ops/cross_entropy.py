@@ -13,6 +13,7 @@ from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import scalars as scalar_table
 from ptxtrain.engine.ops.checks import holds, is_bf16, require, sizes
+from ptxtrain.ptx.kit_spec import LossSpec
 from ptxtrain.ptx.specs import CrossEntropySpec, RowSpec
 
 # Threads of a block, and with them the order of a row's sum, follow from V: a long row leaves room for one to three blocks on a
@@ -121,3 +122,43 @@ def fused(
     numbers = (np.uint32(vocab), np.float32(z_loss), np.uint32(scalars is not None))
     kernel, shared = rec.ptx("cross_entropy", spec=spec), spec.shared_bytes(vocab)
     rec.launch(kernel, (rows, 1, 1), spec.block, loss, lse, logits, targets, where, *numbers, shared=shared)
+
+
+def rows_of(
+    rec: Recorder,
+    loss: Buffer,  # [N] f32
+    lse: Buffer,  # [N] f32
+    dlogits: Buffer | None,  # [N, V] dtype, may be logits; None: the loss alone
+    logits: Buffer,  # [N, V] dtype
+    targets: Buffer,  # [N] target
+    *,
+    rows: int,
+    vocab: int,
+    dtype: str,
+    target: str = "i32",
+    ignored: int = -100,
+    z_loss: float = 0.0,
+    scale: float = 1.0,
+) -> None:
+    """Loss, log-sum-exp and the gradient times `scale`, in its own place or over the logits, for any V and dtype.
+
+    A row whose target is `ignored` has loss and gradient 0; one whose target is another number below 0 or from V on is NaN.
+
+    Raises:
+        PtxtrainError: a dtype that the kernel does not have, or a buffer that is too small.
+    """
+    op, spec = "cross_entropy.rows_of", LossSpec(dtype, target)
+    sizes(op, rows=rows, vocab=vocab)
+    require(op, dtype in ("f32", "f16", "bf16"), f'dtype is "{dtype}", must be "f32", "f16" or "bf16"')
+    require(op, target in ("i32", "i64"), f'target is "{target}", must be "i32" or "i64"')
+    require(op, -(2**31) <= ignored < 2**31, f"ignored is {ignored}, must fit 32 bits")
+    for name, buffer in (("loss", loss), ("lse", lse)):
+        holds(op, name, buffer, rows, "f32")
+    holds(op, "logits", logits, rows * vocab, dtype)
+    holds(op, "targets", targets, rows * spec.target_item // 4, "i32")
+    if dlogits is not None:
+        holds(op, "dlogits", dlogits, rows * vocab, dtype)
+    where = np.uint64(0) if dlogits is None else dlogits
+    numbers = (np.uint32(vocab), np.uint32(ignored & 0xFFFFFFFF), np.float32(z_loss), np.float32(scale))
+    kernel = rec.ptx("cross_entropy_rows", spec=spec)
+    rec.launch(kernel, (rows, 1, 1), spec.block, loss, lse, where, logits, targets, *numbers)

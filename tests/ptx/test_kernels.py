@@ -17,6 +17,7 @@ SECTIONS = ["where this thread works", "pointers", "prologue", "loop", "epilogue
 OPS = {path.stem for path in (ROOT / "engine" / "ops").glob("*.py")} - {"__init__", "checks", "scalars"}
 OUTPUTS = {  # a kernel's parameters are outputs, inputs, sizes, scalars: how many of them are written
     "adamw_update": 4, "attention_dq": 2, "attention_forward": 2, "cross_entropy_forward": 2, "rmsnorm_backward": 2,
+    "cross_entropy_rows": 3,
     "kv_append": 3,
     "swiglu_backward": 2, "layernorm_backward": 3, "layernorm_forward": 3, "rmsnorm_forward": 2,
 }  # fmt: skip

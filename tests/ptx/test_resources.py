@@ -59,6 +59,8 @@ def every_spec() -> list[tuple[str, Any]]:
     found["layernorm_backward"] = [kit_spec.TypedPartSpec(dtype) for dtype in kit_spec.ITEM_SIZES]
     found["norm_gemv"] = list(gemv_spec.SHOWN)
     found["attention_decode"] = [decode_spec.DecodeSpec(head_dim) for head_dim in decode_spec.SHOWN_HEADS]
+    found["cross_entropy_rows"] += [kit_spec.LossSpec("f16", "i64"), kit_spec.LossSpec("bf16")]
+    found["dense_attention_gradient"] += [kit_spec.TypedRowSpec(dtype) for dtype in ("f16", "bf16")]
     found["cross_entropy"] = [specs.CrossEntropySpec(512, on_chip) for on_chip in (True, False)]
     found["cross_entropy"].append(specs.CrossEntropySpec(256, True))  # short rows
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
