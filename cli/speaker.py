@@ -127,6 +127,7 @@ class Speaker:
                 end=self.end_of_text,
                 first=first,
                 count=count,
+                vocab=self._tokenizer.vocab_size,
                 stopped=lambda n: streams[n - first].stopped,
                 overflow=self._overflow,
             ):

@@ -57,6 +57,7 @@ def generate(
     end: int | None = None,
     first: int = 0,
     count: int | None = None,
+    vocab: int | None = None,
     stopped: Callable[[int], bool] = lambda _: False,
     overflow: Callable[[], None] = lambda: None,
 ) -> Iterator[Picked]:
@@ -65,6 +66,7 @@ def generate(
     Args:
         first: the number of the decoder's first text; text n's random numbers are stream n.
         count: how many of the decoder's texts are wanted, by default all.
+        vocab: tokens from this on are never picked; a model may have more than its tokenizer.
         end: the token that ends a text; it is given out.
         stopped: whether a text has ended otherwise; asked after each of its tokens.
         overflow: called each time that texts are full and start anew from their last half.
@@ -84,7 +86,7 @@ def generate(
                 text.append(text[-1])  # keeps its place in the batch; nobody looks
                 continue
             uniform = sampling.uniform(first + n, index) if sampling.temperature > 0 else 0.5
-            token = pick(logits[n], sampling, uniform, seen[n])
+            token = pick(logits[n][:vocab], sampling, uniform, seen[n])
             text.append(token)
             seen[n].add(token)
             yield Picked(first + n, token)

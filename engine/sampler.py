@@ -6,7 +6,6 @@ sampled beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -94,6 +93,7 @@ def pick(
 
 def _penalised(logits: Logits, penalty: float, seen: Collection[int]) -> Logits:
     ids = np.fromiter(seen, np.int64, len(seen))
+    ids = ids[ids < len(logits)]
     logits = logits.copy()
     values = logits[ids]
     logits[ids] = np.where(values > 0, values / np.float32(penalty), values * np.float32(penalty))
@@ -127,12 +127,13 @@ def _candidates(logits: Logits, sampling: Sampling) -> tuple[I64, F64]:
 
 def _reach(logits: Logits, ids: I64, weights: F64, sampling: Sampling) -> tuple[I64, F64]:
     """The shortest run of candidates that reaches top-p of their sum: of all tokens', if top-k is off."""
-    if sampling.top_k:
-        total = math.fsum(weights)
-    else:
-        total = math.fsum(_weights(logits, slice(None), sampling.temperature))
-        if math.fsum(weights) < sampling.top_p * total:  # rare: so many tokens are nearly alike
+    cumulative = np.cumsum(weights)
+    total = float(cumulative[-1])
+    if not sampling.top_k:
+        total = float(np.cumsum(_weights(logits, slice(None), sampling.temperature))[-1])
+        if cumulative[-1] < sampling.top_p * total:  # rare: so many tokens are nearly alike
             ids = _likeliest(logits, len(logits))
             weights = _weights(logits, ids, sampling.temperature)
-    kept = int(np.searchsorted(np.cumsum(weights), sampling.top_p * total)) + 1
+            cumulative = np.cumsum(weights)
+    kept = int(np.searchsorted(cumulative, sampling.top_p * total)) + 1
     return ids[:kept], weights[:kept]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import pty
 import shutil
 import signal
 import subprocess
@@ -149,7 +148,7 @@ def test_a_line_that_is_too_long_goes_on_from_its_end(run: Path, monkeypatch: py
 @pytest.mark.skipif(not hasattr(os, "openpty"), reason="needs a pseudo-terminal")
 def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(run: Path) -> None:
     """On a terminal: an answer of a million tokens is broken off, the next one comes, and the end is no error."""
-    ours, theirs = pty.openpty()
+    ours, theirs = os.openpty()
     argv = [sys.executable, "-m", "ptxtrain.cli", "sample", "--ckpt", str(run), "--interactive", "--tokens", "1000000"]
     process = subprocess.Popen(
         [*argv, "--top-k", "0", "--temperature", "1"],

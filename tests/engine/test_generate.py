@@ -122,6 +122,13 @@ def test_texts_end_one_by_one() -> None:
         assert text == (full[: full.index(end) + 1] if end in full else full)
 
 
+def test_tokens_that_have_no_text_are_not_picked() -> None:
+    """A model with more tokens than its tokenizer: those from `vocab` on never come, greedy or not."""
+    assert tokens_of(Counting(), [3], 3, Sampling(0.0), vocab=5) == [[4, 0, 1]]
+    text = tokens_of(Counting(flat=True), [0], 60, Sampling(1.0, 0), vocab=4)[0]
+    assert set(text) == {0, 1, 2, 3}
+
+
 def test_the_penalty_is_for_the_prompt_and_what_was_picked() -> None:
     """Greedy counting on from 5 by a model that likes 6 best: each time another, because those before are seen."""
 
