@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ from ptxtrain.engine.sampler import Sampling
 from ptxtrain.engine.signals import Stop, StopRequested
 from ptxtrain.engine.step import TrainStep
 from ptxtrain.engine.trainer import Outcome, Trainer
+
+_NOW_AND_THEN = 3.0  # seconds between two lines about what takes long
 
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset, TokShard
@@ -130,6 +133,7 @@ def _ready(
     loader = Loader(dataset.train, model.context, model.vocab_size, Position(*start.position))
     validation = _validation(dataset.val, config, view)
     view.phase("making the kernels ready")
+    device.progress = _compiled(view)
     config, step = make_step(config, device, view.note)
     for note in step.ways.notes:
         view.note(note)
@@ -141,6 +145,19 @@ def _ready(
         )
     view.phase("")
     return config, loader, validation, step
+
+
+def _compiled(view: View) -> Callable[[int, int], None]:
+    """Says now and then how many kernels have been compiled."""
+    said = time.monotonic()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal said
+        if time.monotonic() - said > _NOW_AND_THEN:
+            said = time.monotonic()
+            view.phase(f"making the kernels ready: {done} of {total} large ones compiled")
+
+    return progress
 
 
 def _batch(loader: Loader, run: RunDirectory, step: int, position: Position, config: Config) -> str:

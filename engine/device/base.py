@@ -8,7 +8,7 @@ A failure on the queue is raised as `DeviceError` by the next call that waits.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -98,6 +98,7 @@ class Device(ABC):
 
     kind: str  # "cpu" or "cuda"
     name: str  # what to print: the card's or the processor's name
+    progress: Callable[[int, int], None] | None = None  # told how many of how many large kernels have been compiled
 
     @abstractmethod
     def alloc(self, nbytes: int) -> Buffer:

@@ -32,6 +32,7 @@ from ptxtrain.engine.device.base import (
     Plan,
     check_launch,
 )
+from ptxtrain.engine.device.prebuild import build, large_jobs
 from ptxtrain.engine.errors import DeviceError, OutOfMemory, PtxtrainError
 from ptxtrain.engine.memory import host_free, limit
 from ptxtrain.engine.ptxcpu.checked.sanitizer import Launched, Sanitizer
@@ -272,6 +273,8 @@ class CpuDevice(Device):
         return found
 
     def plan(self, launches: Sequence[Launch]) -> Plan:
+        if self.threads > 1 and len(jobs := large_jobs(launches)) > 1:
+            build(jobs, self.threads, self.progress)
         return _CpuPlan(launches, self._sanitizer)
 
     def run(self, plan: Plan) -> None:

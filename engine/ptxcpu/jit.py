@@ -186,6 +186,11 @@ def load(ir: str, names: tuple[str, ...], *, vectorise: bool = False) -> Native:
     return load_keyed(parts, names, lambda: (ir, (0, 0, 0)), vectorise=vectorise)[0]
 
 
+def is_cached(parts: Sequence[str]) -> bool:
+    """Whether `load_keyed` would find something under `parts`."""
+    return (cache_dir("objects") / f"{_key(parts)}.o").exists()
+
+
 def load_keyed(
     parts: Sequence[str], names: tuple[str, ...], make: Callable[[], tuple[str, Facts]], *, vectorise: bool = False
 ) -> tuple[Native, Facts]:

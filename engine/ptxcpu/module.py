@@ -102,6 +102,13 @@ class LoadedModule:
                 found = self._ready[entry, block] = self._compile(self.tree.entry(entry), block)
             return found
 
+    def _parts(self, entry: str, block: Dim3) -> tuple[str, ...]:
+        return "ptx", self.tree.text, entry, str(block)
+
+    def is_cached(self, entry: str, block: Dim3) -> bool:
+        """Whether `ready` has nothing to compile. In checked mode nothing is kept and nothing shared."""
+        return self.schedule is not None or (entry, block) in self._ready or jit.is_cached(self._parts(entry, block))
+
     def _compile(self, function: Function, block: Dim3) -> Ready:
         if function.reqntid is not None and function.reqntid != block:
             raise PtxtrainError(f"{function.name} requires blocks of {function.reqntid}, got {block}")
@@ -118,7 +125,7 @@ class LoadedModule:
                 lowered = lower_entry(self.tree, function, block)
                 return lowered.ir, (lowered.warps, lowered.shared, lowered.local)
 
-            parts = ("ptx", self.tree.text, function.name, str(block))
+            parts = self._parts(function.name, block)
             native, (warps, static, local) = jit.load_keyed(parts, (RUN,), make)
         frame = (native.frame_bytes + ALIGN - 1) // ALIGN * ALIGN
         shared = (static + ALIGN - 1) // ALIGN * ALIGN
