@@ -62,8 +62,8 @@ class Done:
     @property
     def digest(self) -> str:
         """The last line of stdout."""
-        name, digest = self.out.splitlines()[-1].split()
-        assert name == "digest" and len(digest) == 16 and int(digest, 16) >= 0
+        name, _, digest = self.out.rstrip().rpartition("\n")[2].partition(" ")
+        assert name == "digest" and len(digest) == 16 and int(digest, 16) >= 0, self.err
         return digest
 
     @property

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
+from typing import TypeVar
 
 FULL = os.environ.get("PTXTRAIN_FAULTS", "fast") != "fast"
+_Any = TypeVar("_Any")
+
+
+def some(values: Iterable[_Any], few: int) -> list[_Any]:
+    """All of them in the full form, else `few`, spread out."""
+    every = list(values)
+    return every if FULL or few >= len(every) else [every[(2 * i + 1) * len(every) // (2 * few)] for i in range(few)]
+
 
 PROMISES = {
     "P1": "what is announced as saved is not lost",

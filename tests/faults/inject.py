@@ -33,16 +33,13 @@ _hooks: list[Callable[[Any], int | None]] = []
 
 
 def _on_each_call(hook: Callable[[Any], int | None]) -> None:
-    """`hook` sees every call of the durable module, from every thread, one at a time."""
+    """`hook` sees every call of the durable module, from whatever thread."""
     from ptxtrain.engine.durable import DISK
-
-    turn = threading.Lock()
 
     def all_of_them(call: Any) -> int | None:
         most = None
-        with turn:
-            for each in _hooks:
-                most = each(call) if most is None else most
+        for each in _hooks:
+            most = each(call) if most is None else most
         return most
 
     _hooks.append(hook)
@@ -73,18 +70,20 @@ def trace(out: str) -> None:
     """Pickle each durable call, with its data, and each announcement of a save, in the order in which they came."""
     from ptxtrain.engine import checkpoint
 
-    file = open(out, "wb")  # noqa: SIM115
+    file, turn = open(out, "wb"), threading.Lock()  # noqa: SIM115
 
     def hook(call: Any) -> None:
         data = None if call.data is None else bytes(call.data)
-        pickle.dump((call.op, str(call.path), str(call.target or ""), data, call.size), file)
-        file.flush()
+        with turn:
+            pickle.dump((call.op, str(call.path), str(call.target or ""), data, call.size), file)
+            file.flush()
 
     say = checkpoint.Saver._say
 
     def heard(self: Any, how: Any, line: str) -> None:
         if line.startswith("saved step "):
-            pickle.dump(("announced", line.removeprefix("saved step "), "", None, None), file)
+            with turn:
+                pickle.dump(("announced", line.removeprefix("saved step "), "", None, None), file)
         say(self, how, line)
 
     checkpoint.Saver._say = heard  # type: ignore[method-assign]

@@ -11,18 +11,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from figures import FULL, KILLED_ANYWHERE, KILLED_AT_CALLS, KILLED_RESUMING, KILLED_TWICE, Figures
+from figures import FULL, KILLED_ANYWHERE, KILLED_AT_CALLS, KILLED_RESUMING, KILLED_TWICE, Figures, some
 from inject import change_file
 from lab import Lab, faults
 
-CHUNKS = 8 if FULL else 2
+CHUNKS = 8 if FULL else 1
 KILLED = -signal.SIGKILL
 
 
 def chosen(count: int, chunk: int, few: int) -> Iterator[int]:
     """This chunk's part of `count` things: all of them in the full form, else `few` in all, spread out."""
-    some = range(count) if FULL else [round(i * (count - 1) / (few - 1)) for i in range(few)]
-    return iter([n for i, n in enumerate(some) if i % CHUNKS == chunk])
+    return iter(some(range(count), few)[chunk::CHUNKS])
 
 
 @pytest.mark.parametrize("chunk", range(CHUNKS))
@@ -30,7 +29,7 @@ def test_at_each_durable_call(lab: Lab, figures: Figures, chunk: int) -> None:
     """The process ends just before its n-th call that changes the disk, from making the run to the last removal."""
     assert len(lab.reference.calls) > 100
     killed = 0
-    for n in chosen(len(lab.reference.calls), chunk, few=10):
+    for n in chosen(len(lab.reference.calls), chunk, few=8):
         run = lab.fresh()
         done = lab.train(run, inject=faults(kill_at={"n": n}))
         # Metrics and saves are written by two threads: how many calls there are in all may differ by what came together.
@@ -60,7 +59,7 @@ def test_at_each_durable_call_of_a_resume(lab: Lab, figures: Figures, chunk: int
     lab.survives(copy(template, lab), "saved step 3\n", inject=faults(count_calls={"out": str(calls)}))
     count = len(calls.read_text().splitlines())
     killed = 0
-    for n in chosen(count, chunk, few=4):
+    for n in chosen(count, chunk, few=3):
         run = copy(template, lab)
         done = lab.resume(run, inject=faults(kill_at={"n": n}))
         assert done.code == KILLED or n > count - 3, done.err
@@ -108,7 +107,7 @@ def kill_anywhere(lab: Lab, kills: int, seed: int) -> None:
 @pytest.mark.parametrize("seed", range(4 if FULL else 1))
 def test_at_random_instants(lab: Lab, figures: Figures, seed: int) -> None:
     """Whatever the process was doing: importing, compiling, stepping, validating, saving, removing, exiting."""
-    kills = 25 if FULL else 5
+    kills = 25 if FULL else 3
     kill_anywhere(lab, kills, seed)
     figures.add(KILLED_ANYWHERE, kills)
 

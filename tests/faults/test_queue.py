@@ -1,0 +1,40 @@
+"""What lies on the device's queue at any moment may be dropped: it never holds an update too early."""
+
+from __future__ import annotations
+
+import fake_training as fake
+import pytest
+
+from ptxtrain.engine import trainer
+
+
+def test_the_update_of_a_step_of_many_short_micro_batches_is_not_queued_with_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A stop in such a step drops it, though each of its micro-batches is short: only the last one runs beside the update."""
+    monkeypatch.setattr(trainer, "FINISH_WITHIN", 0.1)
+    run = fake.Run(cfg=fake.config(steps=4), seconds=0.15)  # four micro-batches a step
+
+    def stop(step: int, done: int) -> None:
+        if (step, done) == (3, 1):
+            run.stop.request()
+
+    run.view.on_micro = stop
+    outcome = run.run()
+    assert (outcome.snapshot.step, outcome.finished) == (2, False)
+    assert run.step.log.count("finish 3") == 0
+
+
+@pytest.mark.parametrize("bad", [3, 4])
+def test_no_update_is_queued_behind_one_that_was_not_looked_at(bad: int) -> None:
+    """A step whose numbers are none is found before the next one's update is on the queue: the state is the step's before it."""
+    whole = fake.Run(cfg=fake.config(steps=6, save_every=1))
+    whole.run()
+    good = whole.saver.saved[bad - 2]
+    assert good.step == bad - 1
+    run = fake.Run(cfg=fake.config(steps=6), seconds=0.01)
+    run.step.poison[bad] = (float("nan"), float("nan"))
+    outcome = run.run()
+    assert outcome.failure is not None and outcome.snapshot.step == bad - 1
+    assert outcome.snapshot.params.tobytes() == good.params.tobytes()
+    assert f"finish {bad + 1}" not in run.step.log
