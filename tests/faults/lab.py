@@ -32,7 +32,6 @@ from ptxtrain.engine.metrics import read_metrics
 from ptxtrain.engine.parameters import parameter_count, parameter_table
 from ptxtrain.engine.rundir import read_info
 from ptxtrain.engine.sealed import Damaged
-from ptxtrain.engine.verify import FAIL, verify
 from ptxtrain.engine.session import untrained
 
 Fault = tuple[str, dict[str, Any]]
@@ -254,8 +253,6 @@ class Lab:
         assert done.code == 0, done.err
         assert done.digest == self.reference.digest, done.err
         self.check_numbers(run)
-        wrong = [f"{finding.what}: {finding.text}" for finding in verify(run) if finding.state == FAIL]
-        assert not wrong, wrong
         names = os.listdir(run / "ckpt")
         assert not [name for name in names if name.startswith((".tmp", ".gone"))], names
         assert STEPS in self.check_states(run)
