@@ -112,10 +112,8 @@ def relative_rms(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> float:
         (1, 384, 640, "bf16", "f32"),
         (2, 6, 130, "bf16", "bf16"),
         (2, 200, 66, "f16", "f16"),
-        (3, 97, 75, "f16", "f16"),
-        (3, 35, 33, "bf16", "f32"),
-        (4, 1, 1, "f32", "f32"),
-        (1, 130, 70, "f32", "f32"),
+        (3, 97, 75, "bf16", "f32"),
+        (4, 35, 33, "f32", "f32"),
     ],
 )
 def test_against_float64(
@@ -134,14 +132,17 @@ def test_against_float64(
 
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
-@pytest.mark.parametrize("dtype", ["f32", "bf16", "f16"])
-def test_the_output_is_rounded_once_after_the_residual(device: Device, dtype: str, layout: str) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "width", "columns"), [("f32", 64, 66), ("bf16", 64, 66), ("bf16", 33, 35), ("f16", 33, 35)]
+)
+def test_the_output_is_rounded_once_after_the_residual(
+    device: Device, dtype: str, width: int, columns: int, layout: str
+) -> None:
     """out_dtype and residual: the f32 result plus the residual, rounded to nearest even."""
-    for width, columns in ((64, 66), (33, 35)):
-        case = Case(2, width, columns, layout, "rms", "bf16", "f32")
-        wide = case.run(device)
-        found = case.run(device, out_dtype=dtype, residual=True)
-        same_bits(f"{case} to {dtype}", found, narrowed(wide + case.residual, dtype))
+    case = Case(2, width, columns, layout, "rms", "bf16", "f32")
+    wide = case.run(device)
+    found = case.run(device, out_dtype=dtype, residual=True)
+    same_bits(f"{case} to {dtype}", found, narrowed(wide + case.residual, dtype))
 
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
@@ -157,13 +158,12 @@ def test_the_residual_may_be_the_output(device: Device, layout: str) -> None:
 
 
 @pytest.mark.parametrize("layout", ["kn", "nk"])
-@pytest.mark.parametrize("norm", ["rms", "layer"])
-@pytest.mark.parametrize(("width", "columns"), [(384, 200), (99, 50)])
-def test_a_row_has_the_same_bits_alone(device: Device, width: int, columns: int, norm: str, layout: str) -> None:
+@pytest.mark.parametrize(("norm", "width", "columns"), [("rms", 384, 200), ("layer", 99, 50)])
+def test_a_row_has_the_same_bits_alone(device: Device, norm: str, width: int, columns: int, layout: str) -> None:
     """The number of rows in a launch shows in no bit of a row."""
     together = Case(4, width, columns, layout, norm, "bf16", "f32")
     found = together.run(device)
-    for rows in (1, 2, 3):
+    for rows in (1, 3):
         part = Case(4, width, columns, layout, norm, "bf16", "f32")
         part.rows, part.x = rows, part.x[4 - rows :]
         same_bits(f"{part}", part.run(device), found[4 - rows :])
