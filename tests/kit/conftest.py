@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "device"))  # the fake CuPy
+sys.path.append(str(Path(__file__).parents[1] / "engine"))  # the models and batches of the engine's tests
 from kitbench import Place
 
 from ptxtrain.engine import kit
