@@ -42,7 +42,8 @@ class TypedRowSpec:
 
 @dataclass(frozen=True, slots=True)
 class AdamSpec:
-    """One thread to `vector` neighbouring elements; 4 of f32 are one access of 16 bytes.
+    """One thread to `vector` neighbouring elements; 4 of f32 are one access of 16 bytes. With bf16 master weights to 8
+    elements, 32 apart: as many as the random bits of one counter serve.
 
     grads, master, copy: the dtypes of the gradient, of the master weights (f32, or bf16 rounded by chance) and of their
     copy. `direct`: the numbers of a step are parameters, not in the trainer's buffer.
@@ -54,6 +55,16 @@ class AdamSpec:
     master: str = "f32"
     copy: str = "bf16"
     direct: bool = False
+
+    @property
+    def spread(self) -> bool:
+        """Whether a thread's elements lie 32 apart."""
+        return self.master == "bf16"
+
+    @property
+    def elements(self) -> int:
+        """Of a thread."""
+        return 8 if self.spread else self.vector
 
     # Philox4x32-10
     @property
@@ -82,7 +93,7 @@ class AdamSpec:
         return ITEM_SIZES[dtype]
 
     def grid(self, count: int) -> tuple[int, int, int]:
-        return (_blocks(count, self.threads * self.vector), 1, 1)
+        return (_blocks(count, self.threads * self.elements), 1, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from ptxtrain.engine import philox
 from ptxtrain.engine.device.base import Buffer
@@ -69,8 +70,7 @@ def step(
 ) -> None:
     """As `update`, with the numbers of the step given; gradients of any dtype of the kit.
 
-    With `random` params is bf16 and rounded by chance, unbiased, by the upper halves of
-    `philox.words(seed, philox.ROUNDING, step, stream * 2^34, count)`: a function of these numbers and the element's index.
+    With `random` params is bf16 and rounded by chance, unbiased, by the 16 bits of each element that `chance` gives.
     """
     op = "adamw.step"
     sizes(op, count=count)
@@ -84,7 +84,7 @@ def step(
         holds(op, name, buffer, count, "f32")
     if copy is not None:
         holds(op, "copy", copy, count, copy_dtype)
-    width = vector(rec, count, params, m, v, copy, grads)
+    width = 1 if random is not None else vector(rec, count, params, m, v, copy, grads)
     spec = AdamSpec(vector=width, grads=dtype, master=master, copy=copy_dtype, direct=True)
     words: tuple[np.uint32, ...] = ()
     if random is not None:
@@ -96,3 +96,15 @@ def step(
     args = (params, m, v, target, grads, np.uint32(count))
     flag = np.uint32(copy is not None)
     rec.launch(rec.ptx("adamw_update", spec=spec), spec.grid(count), spec.block, *args, *words, *numbers, flag)
+
+
+def chance(seed: int, step: int, stream: int, count: int) -> npt.NDArray[np.uint16]:
+    """The random bits that `step` rounds bf16 weights with, u16 [count]: a function of these numbers and the element's index.
+
+    Counters of Philox are (c, stream, step, ROUNDING). Of 256 neighbours element i takes counter c = i / 256 * 32 + i % 32,
+    and of its four words the lower or upper half: the (i / 32 % 8)-th of its eight halves.
+    """
+    warps = -(-count // 256)
+    words = philox.words(seed, philox.ROUNDING, step, stream << 34, 128 * warps).reshape(warps, 32, 4)
+    halves = np.stack([words & 0xFFFF, words >> 16], -1).astype(np.uint16)  # [warps, lane, word, half]
+    return halves.reshape(warps, 32, 8).transpose(0, 2, 1).reshape(-1)[:count]

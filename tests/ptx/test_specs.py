@@ -65,6 +65,10 @@ def test_the_kits_specs(rows: int) -> None:
         assert 0 <= adam.grid(rows * vector)[0] * adam.threads - rows < adam.threads and adam.pairs == max(
             1, vector // 2
         )
+    spread = kit_spec.AdamSpec(master="bf16")
+    assert spread.spread and not kit_spec.AdamSpec().spread
+    assert 16 * spread.elements == 128, "the random bits of one counter"
+    assert 0 <= spread.grid(rows)[0] * spread.threads * spread.elements - rows < spread.threads * spread.elements
 
 
 def test_constants_of_the_random_numbers_and_of_exp() -> None:
