@@ -53,6 +53,8 @@ def write_order(modules: Modules, folder: Path) -> None:
 def power_cut(modules: Modules, folder: Path) -> int:
     """Whatever a power cut leaves after each call, the newest announced step (or a later whole one) is loaded right."""
     bench = Bench(folder / "live", modules, keep=2)
+    (bench.path / "ckpt" / ".aside-step-00000001-1").mkdir()
+    (bench.path / "ckpt" / ".aside-step-00000001-1" / "MANIFEST.json").write_bytes(b"{}")
     model = PowerCut(bench.path)
     counts = {"calls": 0, "states": 0}
     rng = random.Random(1)
@@ -90,7 +92,7 @@ def power_cut(modules: Modules, folder: Path) -> int:
         bench.save(step)
     if failed:
         raise failed[0]
-    assert bench.announced() == [1, 2, 3, 4] and counts["calls"] > 60
+    assert bench.announced() == [1, 2, 3, 4] and counts["calls"] > 60 and _asides(bench) == []
     return counts["states"]
 
 
@@ -104,9 +106,11 @@ def _failure(look: Callable[[], None]) -> list[BaseException]:
 
 
 def _three_steps(modules: Modules, folder: Path) -> Path:
-    """A closed run with steps 1, 2 and 3, of which one more save removes the oldest two or one."""
+    """A closed run with steps 1, 2 and 3, of which one more save removes the oldest two or one, and a step set aside, which it
+    removes as well."""
     bench = Bench(folder / "template", modules)
     assert all(bench.save(step) for step in (1, 2, 3))
+    shutil.copytree(bench.path / "ckpt" / "step-00000001", bench.path / "ckpt" / ".aside-step-00000001-1")
     bench.run.close()
     return bench.path
 
@@ -133,6 +137,7 @@ def disk_errors(modules: Modules, folder: Path) -> int:
             )
             assert saved or bench.save(4), (fail.hit, bench.warned)  # the same step again, under a new name
             assert bench.save(5) and bench.load().step == 5
+            assert ".aside-step-00000001-1" not in _asides(bench), (fail.hit, bench.warned)
             assert same(bench.restart(), snapshot(5, modules)) and bench.leftovers() == []
             n += 1
     return tried
@@ -162,6 +167,7 @@ def kills(modules: Modules, folder: Path) -> int:
                 assert bench.leftovers() == []
                 for step in (4, 5):
                     assert bench.save(step), bench.warned
+                assert _asides(bench) == []
             if not ended or not twice:
                 break
             second += 1
