@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 I32: TypeAlias = npt.NDArray[np.int32]
 
+_PATIENCE = 5.0  # seconds that a read may take to end
 _LOOK = 0.1  # seconds between two looks at whether to stop, while a read takes long
 
 
@@ -100,10 +101,10 @@ class Feeder:
         self._free.put(batch)
 
     def close(self) -> None:
-        """End the thread; batches that were read and not taken are dropped."""
+        """End the thread; batches that were read and not taken are dropped. A read that hangs is left to itself."""
         self._steps = 0
         self._free.put(None)
-        self._thread.join()
+        self._thread.join(_PATIENCE)
 
     def _work(self) -> None:
         try:

@@ -111,6 +111,10 @@ class _Watched(TrainStep):
 
         device._run = timed  # type: ignore[method-assign]
 
+    def close(self) -> None:
+        """Leave the device as it was."""
+        vars(self.device).pop("_run", None)
+
     def finish(self, step: int, lr: float) -> StepResult:
         result = super().finish(step, lr)
         if isinstance(self.device, CpuDevice):
@@ -140,9 +144,18 @@ def measure(device: Device, config: Config, steps: int = 24, save_every: int = 6
     """Train for so many steps, saving now and then into a directory that is removed again."""
     train = replace(config.train, steps=WARM + steps, validate_every=0, sample_every=0, save_every=save_every, keep=2)
     config = replace(config, train=train)
-    weights = init.initial_weights(config.model, train.seed)
-    zero = np.zeros_like(weights)
     step, reader, log = _Watched(config, device), _Reader(config.model), _Log()
+    try:
+        _train(config, device, step, reader, log, WARM + steps)
+    finally:
+        step.close()
+    return _summary(config, device, step, steps, reader, log)
+
+
+def _train(config: Config, device: Device, step: _Watched, reader: _Reader, log: _Log, last: int) -> None:
+    """The real loop from fresh weights, and the real writer."""
+    weights = init.initial_weights(config.model, config.train.seed)
+    zero = np.zeros_like(weights)
     step.load(weights, zero, zero)
     with tempfile.TemporaryDirectory(prefix="ptxtrain-bench-") as folder:
         tokenizer = Path(folder) / "tokenizer.json"
@@ -156,7 +169,7 @@ def measure(device: Device, config: Config, steps: int = 24, save_every: int = 6
                 device,
                 step,
                 Snapshot(0, weights, zero, zero, (0, 0)),
-                last=WARM + steps,
+                last=last,
                 reader=reader,
                 sort=reader.sort,
                 locate=lambda number, position: "random tokens",
@@ -164,12 +177,11 @@ def measure(device: Device, config: Config, steps: int = 24, save_every: int = 6
                 sample=lambda stopping: None,
                 saves=saver,
                 metrics=log,
-                cadence=Cadence(save_every),
+                cadence=Cadence(config.train.save_every),
                 stop=Stop(),
                 view=View(),
             ).run()
             saver.wait()
-    return _summary(config, device, step, steps, reader, log)
 
 
 def _summary(config: Config, device: Device, step: _Watched, steps: int, reader: _Reader, log: _Log) -> TrainerTimes:

@@ -19,6 +19,7 @@ import pytest
 from fake_training import FakeReader, FakeSaver, Watcher, sort_rows
 
 from ptxtrain.data.errors import DataError
+from ptxtrain.engine import feeder as feeder_module
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.cpu import CpuDevice
@@ -97,6 +98,19 @@ def test_what_the_reader_raises_is_raised_where_the_batch_is_taken() -> None:
     source.close()
 
 
+def test_a_read_that_hangs_does_not_keep_the_process(reader: FakeReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device error must end the run at once, whatever the disk does: the thread is left behind."""
+    monkeypatch.setattr(feeder_module, "_PATIENCE", 0.05)
+    go = threading.Event()
+    reader.read = lambda *args: go.wait(PATIENCE)  # type: ignore[method-assign, assignment]
+    source = feeder(reader)
+    source.close()
+    assert source._thread.is_alive() and source._thread.daemon
+    go.set()
+    source._thread.join(PATIENCE)
+    assert not source._thread.is_alive()
+
+
 def test_a_stop_ends_the_wait_for_a_read_that_hangs(reader: FakeReader) -> None:
     go, read = threading.Event(), reader.read
 
@@ -166,8 +180,9 @@ class Watched(CpuDevice):
         self._put(action)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def device() -> Iterator[Watched]:
+    """One for all: it parses the kernels once."""
     opened = Watched()
     yield opened
     opened.close()
@@ -283,7 +298,7 @@ def test_only_a_validation_makes_the_host_wait_for_the_device(
     assert device.waits.count("synchronize") == 2 * waits
 
 
-def test_a_stop_interrupts_a_validation_on_the_device(device: Watched) -> None:
+def test_a_stop_interrupts_a_validation_on_the_device(device: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     """The device holds within a forward pass until the stop has dropped it: had the host waited for its end, it never came."""
     run, dropped = Training(device, validate_every=2), threading.Event()
     losses, interrupt = run.step.row_losses, device.interrupt
@@ -299,14 +314,15 @@ def test_a_stop_interrupts_a_validation_on_the_device(device: Watched) -> None:
         run.signals.set("dropped", 2)
 
     run.stop.announce = lambda text: None
-    run.step.row_losses, device.interrupt = validating, interrupting  # type: ignore[method-assign, assignment]
+    run.step.row_losses = validating  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(device, "interrupt", interrupting)
     run.run()
     assert dropped.is_set() and run.signals.missed == []
     assert [line["step"] for line in run.metrics] == [1, 2] and run.saver.losses == []
     assert [saved.step for saved in run.saver.saved] == [2]
 
 
-def test_the_device_copies_straight_from_the_feeders_memory(device: Watched) -> None:
+def test_the_device_copies_straight_from_the_feeders_memory(device: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     run, sources = Training(device), set()
     upload = device.upload
 
@@ -314,7 +330,7 @@ def test_the_device_copies_straight_from_the_feeders_memory(device: Watched) -> 
         sources.add(src.ctypes.data)
         upload(dst, src)  # type: ignore[arg-type]
 
-    device.upload = seen  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(device, "upload", seen)
     run.run()
     pinned = {row.ctypes.data for arrays in run.step.buffers() for a in arrays[2:] for row in a}
     assert len(pinned) == 8 and pinned <= sources

@@ -9,7 +9,7 @@ import modelbench as bench
 import numpy as np
 import pytest
 from fake_training import CONTEXT, SEQUENCES, Run, config
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxtrain.engine.config import TrainConfig
@@ -51,6 +51,7 @@ def test_a_spike_needs_half_a_window_and_a_least_spread_and_falls_never_count() 
     assert Guards(rules(spike="off", spike_window=8), {"losses": [1.0] * 8}).look(50.0, 1.0).kind == "fine"
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.floats(0, 20), st.sampled_from([math.nan, math.inf])), max_size=60),
     st.integers(0, 60),

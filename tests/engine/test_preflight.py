@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from ptxtrain.engine import preflight
 from ptxtrain.engine.checkpoint import checkpoint_bytes
 from ptxtrain.engine.config import Config, TrainConfig, load_preset
 from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.device.cpu import CpuDevice
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.leaves import memory_plan
 from ptxtrain.engine.parameters import parameter_table
@@ -30,18 +32,30 @@ def needs(micro_batch: int) -> int:
     return sum(memory_plan(small(micro_batch), small().train.way).values())
 
 
-@pytest.fixture
-def capped(monkeypatch: pytest.MonkeyPatch, open_device_for_test: Callable[[str], Device]) -> Callable[[int], Device]:
-    def opened(nbytes: int) -> Device:
-        monkeypatch.setenv("PTXTRAIN_MEMORY_LIMIT", str(nbytes))
-        return open_device_for_test("cpu")
+@pytest.fixture(scope="module")
+def one() -> Iterator[CpuDevice]:
+    """One for all: it parses the kernels once."""
+    opened = CpuDevice()
+    yield opened
+    opened.close()
 
-    return opened
+
+@pytest.fixture
+def capped(one: CpuDevice, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], CpuDevice]:
+    """The device with so many bytes to hand out."""
+
+    def with_room(nbytes: int) -> CpuDevice:
+        gc.collect()
+        monkeypatch.setattr(one, "_limit", nbytes)
+        monkeypatch.setattr(one, "_taken", 0)
+        return one
+
+    return with_room
 
 
 @pytest.mark.parametrize(("room", "size"), [(needs(4), 4), (needs(4) - 1, 2), (needs(2) - 1, 1), (needs(1), 1)])
 def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(
-    room: int, size: int, capped: Callable[[int], Device]
+    room: int, size: int, capped: Callable[[int], CpuDevice]
 ) -> None:
     notes: list[str] = []
     config, step = preflight.make_step(small(), capped(room), notes.append)
@@ -52,16 +66,18 @@ def test_a_micro_batch_that_does_not_fit_is_halved_until_it_does(
     assert all("the same bits" in note for note in notes)
 
 
-def test_what_only_allocating_finds_out_halves_too(capped: Callable[[int], Device]) -> None:
+def test_what_only_allocating_finds_out_halves_too(
+    capped: Callable[[int], CpuDevice], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As on a GPU whose free memory is in pieces: the plan fits, an allocation does not."""
     device, notes = capped(needs(2)), []
-    device.free_memory = lambda: None  # type: ignore[method-assign]
+    monkeypatch.setattr(device, "free_memory", lambda: None)
     config, step = preflight.make_step(small(), device, notes.append)
     assert config.batch.micro_batch == step.micro_size == 2
     assert "out of memory" in notes[0] and len(notes) == 1
 
 
-def test_halving_leaves_the_bits(capped: Callable[[int], Device]) -> None:
+def test_halving_leaves_the_bits(capped: Callable[[int], CpuDevice]) -> None:
     flat = bench.weights(bench.SHORT)
     zero = np.zeros_like(flat)
     states = []
@@ -75,7 +91,7 @@ def test_halving_leaves_the_bits(capped: Callable[[int], Device]) -> None:
     assert states[0][1] == states[1][1]
 
 
-def test_where_nothing_fits_the_bytes_needed_are_named(capped: Callable[[int], Device]) -> None:
+def test_where_nothing_fits_the_bytes_needed_are_named(capped: Callable[[int], CpuDevice]) -> None:
     with pytest.raises(PtxtrainError, match="of one sequence") as caught:
         preflight.make_step(small(), capped(needs(1) - 1), lambda text: None)
     assert f"({needs(1):,} bytes) are needed" in str(caught.value) and caught.value.exit_code == 1

@@ -4,7 +4,7 @@ import math
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxtrain.engine.config import OptimizerConfig, load_preset
@@ -68,6 +68,7 @@ def test_warm_up_in_tokens_is_as_many_whole_steps_as_hold_them() -> None:
     assert [learning_rate(step, tiny) for step in (1, 10, 11)] == [1e-4, 1e-3, lr(11, tiny.optimizer, 300, 4096)]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(["cosine", "linear", "constant", "wsd"]),
     st.integers(1, 10**6),

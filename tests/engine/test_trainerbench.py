@@ -16,7 +16,7 @@ from ptxtrain.engine.step import TrainStep
 from ptxtrain.engine.trainerbench import TrainerTimes
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def device() -> Iterator[CpuDevice]:
     opened = CpuDevice()
     yield opened
