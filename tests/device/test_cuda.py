@@ -15,7 +15,7 @@ from fake_cupy import ILLEGAL_ADDRESS, FakeCupy, open_fake
 from ptxtrain.engine.device import cuda_errors, jit_log
 from ptxtrain.engine.device.base import Launch
 from ptxtrain.engine.device.cuda import CudaDevice
-from ptxtrain.engine.errors import DeviceError, PtxtrainError
+from ptxtrain.engine.errors import DeviceError, OutOfMemory, PtxtrainError
 
 
 def scale_launch(device: CudaDevice, folder: Path) -> Launch:
@@ -115,6 +115,18 @@ def test_out_of_memory_says_how_much(fake: FakeCupy, cuda: CudaDevice) -> None:
     )
     del held
     cuda.alloc(60 << 20)  # freed memory comes back, and the device goes on
+
+
+def test_free_memory_counts_the_cap_and_the_cap_holds(fake: FakeCupy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CuPy's own pool keeps the cap, which the fake does as well."""
+    assert open_fake(fake).free_memory() == 64 << 20
+    monkeypatch.setenv("PTXTRAIN_MEMORY_LIMIT", "32M")
+    capped = open_fake(fake)
+    held = capped.alloc(8 << 20)
+    assert capped.free_memory() == 24 << 20
+    with pytest.raises(OutOfMemory, match=r"out of memory on Fake A100: 30\.0 MiB wanted"):
+        capped.alloc(30 << 20)
+    assert held is not None
 
 
 def test_a_failed_kernel_ends_the_device(fake: FakeCupy, cuda: CudaDevice, tmp_path: Path) -> None:
