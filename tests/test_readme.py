@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 
@@ -31,3 +32,18 @@ def test_files_that_the_readme_points_at_exist() -> None:
         assert (ROOT / target).exists(), target
     for path in re.findall(r"`((?:cli|engine|ptx|data|tests|presets)/[\w./]+\.\w+)`", text):
         assert (ROOT / path).exists(), path
+
+
+def test_the_examples_of_the_kit_run_and_show_every_function() -> None:
+    """In order, as one session: they print what they say, and no function of the kit is left out."""
+    from ptxtrain.engine import kit
+
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = text[text.index("## The training kit") :]
+    section = section[: section.index("\n## ")]
+    examples = doctest.DocTestParser().get_doctest(section, {}, "README.md", "README.md", 0)
+    assert doctest.DocTestRunner(optionflags=doctest.NORMALIZE_WHITESPACE).run(examples).failed == 0
+    shown = "".join(example.source for example in examples.examples)
+    for name in set(kit.__all__) - {"ContractError"}:
+        assert f"kit.{name}(" in shown, f"{name} has no example"
+        assert name == "on" or f"`{name}`" in section, f"{name} is not in the table"
