@@ -33,6 +33,7 @@ from ptxtrain.engine.parameters import parameter_count, parameter_table
 from ptxtrain.engine.rundir import read_info
 from ptxtrain.engine.sealed import Damaged
 from ptxtrain.engine.session import untrained
+from ptxtrain.engine.verify import FAIL, verify
 
 Fault = tuple[str, dict[str, Any]]
 Line = tuple[str, str, str]  # a mutant: module, text, other text
@@ -237,7 +238,8 @@ class Lab:
                 assert (line["loss"], line["grad_norm"]) == self.reference.numbers[step], f"step {step} of {line}"
 
     def survives(self, run: Path, said: str, *extra: object, inject: Sequence[Fault] = ()) -> Done:
-        """After a fault: what was announced in `said` is there, and `resume` ends with the undisturbed run's bits.
+        """After a fault: what was announced in `said` is there, `resume` ends with the undisturbed run's bits, and the run
+        verifies.
 
         A run that had not been begun yet is trained again in the same place.
         """
@@ -256,6 +258,8 @@ class Lab:
         names = os.listdir(run / "ckpt")
         assert not [name for name in names if name.startswith((".tmp", ".gone"))], names
         assert STEPS in self.check_states(run)
+        failed = [f"{found.what}: {found.text}" for found in verify(run) if found.state == FAIL]
+        assert not failed, failed
         self.resumed += 1
         return done
 

@@ -84,6 +84,19 @@ def test_changed_during_a_run(
     figures.add(SHARDS, 1)
 
 
+@pytest.mark.parametrize("edit", some([("flipped", HEADER_BYTES + 3), ("truncated", -1), ("removed", 0)], 1), ids=str)
+def test_a_changed_validation_shard(lab: Lab, bench: Lab, data: Path, figures: Figures, edit: tuple[str, int]) -> None:
+    """Its loss would be that of another text."""
+    run = lab.fresh()
+    stopped = lab.train(run, inject=faults(signal_at_step={"step": 4, "number": 15}))
+    change_file(data / "val-000000.tok", *edit)
+    done = lab.resume(run)
+    assert done.code == 1 and "val-000000.tok" in done.line, done.err
+    restore(data, bench.dataset)
+    lab.survives(run, stopped.err)
+    figures.add(SHARDS, 1)
+
+
 def reordered(data: Path) -> None:
     """Two shards change places, and the manifest says so: a sound dataset, but another."""
     first, second, spare = data / "train-000000.tok", data / SECOND, data / "spare"
@@ -124,7 +137,10 @@ def test_another_sound_dataset_is_refused(
     stopped = lab.train(run, inject=faults(signal_at_step={"step": 4, "number": 15}))
     change(data)
     done = lab.resume(run)
-    assert done.code == 1 and "is not the data that" in done.line, done.err
+    assert done.code == 1 and "--accept-data" in done.line, done.err
+    copy = Path(shutil.copytree(run, lab.fresh()))
+    accepted = lab.resume(copy, "--accept-data")
+    assert accepted.code == 0 and "accepted: " in accepted.err, accepted.err
     restore(data, bench.dataset)
     lab.survives(run, stopped.err)
     figures.add(SHARDS, 1)
