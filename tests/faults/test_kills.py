@@ -71,10 +71,13 @@ def test_at_each_durable_call_of_a_resume(lab: Lab, figures: Figures, chunk: int
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_twice_in_a_row(lab: Lab, figures: Figures, chunk: int) -> None:
     """A run ends at a random call, and so does its resume."""
-    rng, count = random.Random(chunk), len(lab.reference.calls)
+    rng = random.Random(chunk)
+    last = next(
+        i for i, call in enumerate(lab.reference.calls) if ".tmp-00000012" in call
+    )  # a finished run has little to do
     for _ in range(5 if FULL else 1):
         run = lab.fresh()
-        first = lab.train(run, inject=faults(kill_at={"n": rng.randrange(20, count - 3)}))
+        first = lab.train(run, inject=faults(kill_at={"n": rng.randrange(20, last)}))
         second = lab.survives(run, first.err, inject=faults(kill_at={"n": rng.randrange(0, 12)}))
         assert (first.code, second.code) == (KILLED, KILLED), second.err
         lab.survives(run, first.err + second.err)

@@ -101,7 +101,7 @@ def test_before_there_is_a_state_one_signal_ends_it_at_once(
 def test_one_signal_saves_and_exits_with_2(lab: Lab, figures: Figures, phase: Phase, number: signal.Signals) -> None:
     """What had begun ends, or is dropped, the newest state is saved, and the last line is the command that goes on."""
     run = lab.fresh()
-    child = reach(lab, run, phase, 0.4)
+    child = reach(lab, run, phase, 1.0)
     child.send(number)
     done = child.wait(20)
     assert f"{number.name}: stopping; " in done.err
@@ -120,7 +120,7 @@ def test_one_signal_saves_and_exits_with_2(lab: Lab, figures: Figures, phase: Ph
 @pytest.mark.parametrize(("phase", "number"), one_of_three(LATER, 1))
 def test_two_signals_say_what_is_waited_for(lab: Lab, figures: Figures, phase: Phase, number: signal.Signals) -> None:
     run = lab.fresh()
-    child = reach(lab, run, phase, 2.0)
+    child = reach(lab, run, phase, 3.0)
     child.send(number)
     child.until(f"{number.name}: stopping; ")
     child.send(signal.SIGTERM)
