@@ -20,12 +20,17 @@ TOKENS = 40  # more than the model's context of 16: texts overflow
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory, preset: Path, dataset: Path) -> Path:
-    """A run of a few steps: weights that are almost random, so that every token is likely."""
+def trained(tmp_path_factory: pytest.TempPathFactory, preset: Path, dataset: Path) -> tuple[Path, Done]:
+    """A run of two steps, and what training it printed: weights that are almost random, so that every token is likely."""
     path = tmp_path_factory.mktemp("sample") / "run"
     done = ptxtrain("train", "--preset", preset, "--data", dataset, "--run", path, "--steps", 2)
     assert done.code == 0, done.err
-    return path
+    return path, done
+
+
+@pytest.fixture(scope="module")
+def run(trained: tuple[Path, Done]) -> Path:
+    return trained[0]
 
 
 def sample(run: Path, *argv: object) -> Done:
@@ -46,6 +51,13 @@ def test_the_prompt_the_text_and_nothing_else_is_on_stdout(run: Path) -> None:
     lines = done.err.splitlines()
     assert lines[0].startswith("step 2 of ") and lines[-1].startswith(f"{TOKENS} tokens, ")
     assert sum("going on from its last 8, here and later" in line for line in lines) == 1
+
+
+def test_training_draws_the_text_that_sample_prints(trained: tuple[Path, Done]) -> None:
+    """The sample at a run's end is that of its checkpoint: the same weights, seed and kernels."""
+    run, done = trained
+    text = sample(run, "--tokens", 4).out.rstrip("\n")
+    assert f"sample:\n{text}" in done.out
 
 
 def test_a_text_is_of_its_seed_and_number(run: Path) -> None:
