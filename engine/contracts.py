@@ -54,6 +54,9 @@ class Step(Protocol):
     def row_losses(self, tokens: I32, targets: I32, stopping: Callable[[], bool]) -> F32:
         """The loss of each row of at most B sequences, f32 [b, T]; waits, unless `stopping` says so: then it may be [0, T]."""
 
+    def prepare_snapshot(self) -> None:
+        """Take the memory for the next copy of the state, while the device has other things to do."""
+
     def begin_snapshot(self) -> StateCopy:
         """Queue copies of params, m and v as they are behind everything queued so far."""
 

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -176,6 +177,9 @@ class Trainer:
                 self._step.begin(batch.count)
             self._step.micro_batch(index, *batch.micro_batch(index))
             flight.ends.append(self._device.record())
+        if self._saves_behind(number):
+            with contextlib.suppress(OutOfMemory, MemoryError):  # said when the copy is to be made
+                self._step.prepare_snapshot()
         return flight
 
     def _update(self, flight: Flight) -> None:
@@ -183,13 +187,17 @@ class Trainer:
         flight.update = self._device.record()
         flight.result = self._step.finish(flight.number, flight.lr)
         flight.end = self._free = self._device.record()
-        if self._cadence.due(flight.number) or flight.number == self._last:
+        if self._saves_behind(flight.number):
             try:
                 flight.copy = self._step.begin_snapshot()
                 self._free = self._device.record()
             except (OutOfMemory, MemoryError):
                 self._view.note(f"step {flight.number} is not saved: the host has no memory for a copy of the state")
             self._cadence.saved()
+
+    def _saves_behind(self, number: int) -> bool:
+        """Whether the state behind this step is to be saved."""
+        return self._cadence.due(number) or number == self._last
 
     def _reach_update(self, flight: Flight) -> bool:
         """Wait until the step's update may be queued. False: a stop was asked for and the step would take too long."""

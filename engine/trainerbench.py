@@ -195,7 +195,8 @@ def _summary(config: Config, device: Device, step: _Watched, steps: int, reader:
         others = [wall - work for wall, work in zip(seconds, kernels_of, strict=True)]
         saved = [(WARM + i) % config.train.save_every == 0 for i in range(len(others))]
         within, without = ([o for o, s in zip(others, saved, strict=True) if s is which] for which in (True, False))
-        stall = statistics.median(within) - statistics.median(without)
+        if within and without:
+            stall = statistics.median(within) - statistics.median(without)
     return TrainerTimes(
         preset=config.name,
         way=step.way,

@@ -140,7 +140,7 @@ class FakeStep:
         self.sums: dict[int, int] = {}
         self.poison: dict[int, tuple[float, float]] = {}
         self.looked_at = start.step
-        self.queued = 0
+        self.queued = self.prepared = 0
         self.log: list[str] = []
         self.validating: Callable[[], None] = lambda: None
 
@@ -191,6 +191,10 @@ class FakeStep:
         self.device.synchronize()
         self.validating()
         return np.where(targets >= 0, np.float32(2.0), np.float32(0.0))
+
+    def prepare_snapshot(self) -> None:
+        assert self.queued == self.micro_batches, "the device has nothing to do meanwhile"
+        self.prepared += 1
 
     def begin_snapshot(self) -> FakeCopy:
         return FakeCopy(self)

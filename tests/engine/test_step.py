@@ -254,6 +254,24 @@ def test_logits_of_the_next_token(device: Device, way: str) -> None:
         assert np.abs(got - expected[length - 1]).max() <= tolerance * scale, length
 
 
+def test_a_copy_is_of_the_state_behind_what_was_queued_and_belongs_to_whoever_took_it(device: Device) -> None:
+    step = TrainStep(bench.config(bench.SHORT, 2, 1, 1), device, way="f32")
+    flat = bench.weights(bench.SHORT)
+    bench.load(step, flat)
+    tokens, targets = bench.batch(bench.SHORT, 2)
+    step.prepare_snapshot()
+    copies = [step.begin_snapshot()]
+    for number in (1, 2):
+        bench.queue(step, tokens, targets)
+        step.finish(number, 1e-3)
+        copies.append(step.begin_snapshot())  # the second and third without memory taken ahead
+    states = [copy.wait() for copy in copies]
+    assert np.array_equal(states[0][0], flat) and not states[0][1].any()
+    params = [state[0].tobytes() for state in states]
+    assert len(set(params)) == 3 and params[2] == step.snapshot()[0].tobytes()
+    assert states[1][1].any() and states[1][2].any()
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing(device: Device) -> None:
     """Weights so large that the loss is no number: weights, m, v and the copies keep their bits, and the norm says it."""
     step = TrainStep(bench.config(bench.SHORT, 2, 1, 1), device, way="bf16")

@@ -189,6 +189,7 @@ def test_the_next_step_is_queued_before_a_save_is_handed_over() -> None:
     run.step.begin, run.saver.submit = queueing, saving  # type: ignore[method-assign]
     run.run()
     assert order == ["queue", "queue", "queue", "save 2", "queue", "queue", "save 4", "queue", "save 6"]
+    assert run.step.prepared == 3, "the memory for each copy is taken while the device works"
     for saved in run.saver.saved:
         assert saved.digest() == run.metrics[saved.step - 1]["digest"]
         assert saved.sum() == saved.device_sum
