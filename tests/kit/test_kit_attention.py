@@ -87,7 +87,7 @@ def test_against_pytorch(causal: bool) -> None:
         torch.testing.assert_close(gradient, leaf.grad, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("dtype", "width"), [("f32", 8), ("f16", 32), ("bf16", 64)])
+@pytest.mark.parametrize(("dtype", "width"), [("f32", 8), ("f16", 32), ("bf16", 32)])
 def test_edges(place: Place, dtype: str, width: int) -> None:
     """Rows of -inf give 0, equal keys the mean, scores of 10^8 the value of the largest; nowhere NaN."""
     q, k, v, dout = inputs(1, 2, 1, 9, width, dtype)

@@ -121,13 +121,13 @@ def test_no_bit_depends_on_the_tile_or_the_threads(monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(gemm_spec, "choose", pick)
         device = CpuDevice(threads)
         dtypes = ("f32", "f32", "f32")
-        found.append([product(device, a, b, residual, bias, layout=layout, dtypes=dtypes) for layout in gemm.LAYOUTS])
+        found.append([product(device, a, b, residual, bias, layout=layout, dtypes=dtypes) for layout in ("nn", "tt")])
         device.close()
     for first, second in pairwise(found):
-        for layout, x, y in zip(gemm.LAYOUTS, first, second, strict=True):
-            same_bits(layout, y, x)
+        for x, y in zip(first, second, strict=True):
+            same_bits("another tile", y, x)
     for x in found[0]:
-        same_bits("all layouts", x, found[0][0])
+        same_bits("another layout", x, found[0][0])
 
 
 def test_unaligned_rows(device: Device) -> None:
