@@ -60,7 +60,7 @@ class Speaker:
         rows = min(sequences, MOST_ROWS)
         self._decoder = load_decoder(model, device, snapshot.params, info.config.train.way, sequences=rows)
         self._device, self._tokens, self._sampling, self._stops = device, tokens, sampling, stops
-        self._overflowed = False
+        self._overflowed, self._in_line = False, False
         self._count, self._timed, self._seconds = 0, 0, 0.0
         reconfigure = getattr(sys.stdout, "reconfigure", None)
         if reconfigure is not None:  # a terminal that cannot show a character gets its number, not a traceback
@@ -85,6 +85,7 @@ class Speaker:
         """On stdout, at once."""
         if text:
             click.echo(text, nl=False)
+            self._in_line = not text.endswith("\n")
 
     def kept(self, tokens: list[int]) -> list[int]:
         """A text as it goes on: all of it, or if it is too long its last half window, said once."""
