@@ -98,8 +98,10 @@ class Speaker:
         if not self._overflowed:
             context = self._decoder.cfg.context
             kept = kept_tokens(context)
+            broken = "\n" if self._in_line and sys.stdout.isatty() else ""
             say(
-                f"the text fills the model's context of {context:,} tokens: going on from its last {kept:,}, here and later"
+                f"{broken}the text fills the model's context of {context:,} tokens: going on from its last {kept:,}, "
+                "here and later"
             )
         self._overflowed = True
 
