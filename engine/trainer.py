@@ -217,9 +217,12 @@ class Trainer:
 
     def _move(self, flight: Flight) -> None:
         """Take in which micro-batches have finished."""
-        if flight.move():
-            self._view.micro_batch(flight.number, flight.done, len(flight.ends))
-        self._watch.at(f"step {flight.number}: {flight.done} of its {len(flight.ends)} micro-batches have run")
+        moved, total = flight.move(), len(flight.ends)
+        what = f"step {flight.number}: {flight.done} of its {total} micro-batches have run"
+        if moved:
+            self._view.micro_batch(flight.number, flight.done, total)
+            self._watch.moved(what, self._meter.median)
+        self._watch.at(what)
 
     def _settle(self, flight: Flight, feeder: Feeder) -> None:
         """Wait for a step whose update is queued, hold its numbers against what is allowed, and count it as done."""
