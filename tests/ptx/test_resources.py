@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from ptxtrain.engine.kernels import rendered
 from ptxtrain.engine.ptxas import ARCHITECTURES, find_ptxas
 from ptxtrain.ptx import attention_spec, decode_spec, gemv_spec, kit_spec, occupancy, specs
 from ptxtrain.ptx.gemm_spec import Epilogue, choose
-from ptxtrain.ptx.matmul_spec import CHOICES
+from ptxtrain.ptx.matmul_spec import CHOICES, CPU_CHOICES
 
 TABLE = Path(__file__).with_name("resources.txt")
 # Of the dev preset and of tiny, by threads: for the row of logits that cross_entropy keeps in shared memory.
@@ -29,9 +30,9 @@ VOCABS = {512: 32_768, 256: 4_096}
 def every_spec() -> list[tuple[str, Any]]:
     """All kernels with all Specs that the ops choose from."""
     found: dict[str, list[Any]] = {stem: [spec] for stem, spec in specs.DEFAULTS.items()}
-    found["matmul"] = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
+    every = (*CHOICES, *CPU_CHOICES)
+    found["matmul"] = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in every]
     found["matmul"] += [row.spec("tt", "f16", Epilogue("f16", "bf16")) for row in CHOICES]
-    found["matmul"] += [row.spec("nn", "bf16", Epilogue("f32", "f16")) for row in CHOICES]
     layouts = (("nn", "f32", "f32"), ("nt", "f32", "f32"), ("tn", "f32", "f32"), ("tt", "f16", "bf16"))
     found["gemm"] = [choose(*of, Epilogue(of[2], of[1]), gpu=gpu) for of in layouts for gpu in (False, True)]
     for stem in ("add_into", "cast_to_bf16", "cast_to_f32"):
@@ -67,9 +68,13 @@ def every_spec() -> list[tuple[str, Any]]:
     makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
     for part, make in makers.items():
         found[f"attention_{part}"] = [make(head_dim) for head_dim in attention_spec.HEAD_DIMS]
-        forms = [{"dtype": dtype, "causal": causal} for dtype in ("f16", "bf16") for causal in (True, False)]
-        found[f"attention_{part}"] += [make(c, apart=True, **form) for c in attention_spec.HEAD_DIMS for form in forms]
+        found[f"attention_{part}"] += _apart(make, "f16", causal=True)
     return [(stem, spec) for stem, of_stem in sorted(found.items()) for spec in of_stem]
+
+
+def _apart(make: Callable[..., Any], dtype: str, causal: bool) -> list[Any]:
+    """The kit's forms of an attention kernel."""
+    return [make(c, dtype=dtype, apart=True, causal=causal) for c in attention_spec.HEAD_DIMS]
 
 
 def dynamic_shared(stem: str, spec: Any, static: int) -> int:
@@ -128,6 +133,17 @@ def test_table() -> None:
         pytest.skip(f"the table was made with another assembler ({kept[0][2:]}); nothing spills with {version()}")
     changed = sorted(set(now) ^ set(kept))
     assert not changed, "run python tests/ptx/test_resources.py if this is meant:\n" + "\n".join(changed)
+
+
+@pytest.mark.slow
+def test_the_kits_other_forms_do_not_spill() -> None:
+    """Those that the table leaves out: other dtypes, and attention without a mask."""
+    makers = {"forward": attention_spec.forward_spec, "dq": attention_spec.dq_spec, "dkv": attention_spec.dkv_spec}
+    forms = (("bf16", True), ("bf16", False), ("f16", False))
+    cases = [(f"attention_{part}", x) for part, make in makers.items() for form in forms for x in _apart(make, *form)]
+    cases += [("matmul", row.spec("nn", "bf16", Epilogue("f32", "f16"))) for row in CHOICES]
+    for stem, spec in cases:
+        line_of(stem, spec)
 
 
 @pytest.mark.parametrize(
