@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from ptxtrain.engine.contracts import Result, StateCopy
 from ptxtrain.engine.device.base import Event
@@ -27,6 +28,12 @@ class Flight:
     result: Result | None = None
     end: Event | None = None
     copy: StateCopy | None = None  # of the state behind it, where that is to be saved
+    # The loader's places in front of the batch and behind it, taken now: once released, the batch is filled with another step's.
+    before: Any = field(init=False)
+    after: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.before, self.after = self.batch.before, self.batch.after
 
     def move(self) -> bool:
         """Take in which micro-batches have finished; whether there are new ones."""

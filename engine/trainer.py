@@ -242,7 +242,7 @@ class Trainer:
         verdict = self._guards.look(loss, grad_norm)
         if verdict.kind == "refuse":
             raise _Halt(self._not_finite(flight, verdict.why))
-        self._done, self._position = flight.number, flight.batch.after
+        self._done, self._position = flight.number, flight.after
         self._state_sum = flight.result.state_sum
         self._report(flight, loss, grad_norm, seconds, skipped=verdict.kind == "skip")
         if verdict.why:
@@ -253,14 +253,14 @@ class Trainer:
             raise _Halt(
                 PtxtrainError(
                     f"step {flight.number}: {verdict.why}; stopped behind it, as train.spike says. Its batch: "
-                    f"{self._locate(flight.number, flight.batch.before)}. Resume goes on; with --step from an older checkpoint"
+                    f"{self._locate(flight.number, flight.before)}. Resume goes on; with --step from an older checkpoint"
                 )
             )
 
     def _not_finite(self, flight: Flight, why: str) -> PtxtrainError:
         return PtxtrainError(
             f"step {flight.number}: {why}; stopped before the update, and nothing of this step is kept. Its batch: "
-            f"{self._locate(flight.number, flight.batch.before)}. Lower optimizer.lr (now {flight.lr:g}), go on without it by "
+            f"{self._locate(flight.number, flight.before)}. Lower optimizer.lr (now {flight.lr:g}), go on without it by "
             f"--skip-nonfinite {self._guards.skipped + 1}, or look at the data"
         )
 

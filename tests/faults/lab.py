@@ -231,11 +231,12 @@ class Lab:
         return good
 
     def check_numbers(self, run: Path) -> None:
-        """Every step that any attempt logged has the undisturbed run's loss and gradient norm, to the last bit."""
+        """Every step that any attempt logged has the undisturbed run's loss, gradient norm and digest."""
         for line in read_metrics(run / "metrics.jsonl"):
             if "loss" in line:
                 step = int(line["step"])
                 assert (line["loss"], line["grad_norm"]) == self.reference.numbers[step], f"step {step} of {line}"
+                assert line["digest"] == self.reference.states[step], f"another state, or another place: {line}"
 
     def survives(self, run: Path, said: str, *extra: object, inject: Sequence[Fault] = ()) -> Done:
         """After a fault: what was announced in `said` is there, `resume` ends with the undisturbed run's bits, and the run

@@ -57,8 +57,8 @@ MUTANTS = (
     Mutant(
         "the position in front of the batch is saved",
         TRAINER,
-        "flight.batch.after",
-        "flight.batch.before",
+        "flight.number, flight.after",
+        "flight.number, flight.before",
         on.stop_and_resume,
     ),
     Mutant(
@@ -67,6 +67,13 @@ MUTANTS = (
         "            position=_pair(self._position),",
         "            position=_pair(self._reader.position),",
         on.undisturbed,
+    ),
+    Mutant(
+        "the position is taken from a batch that was given back",
+        TRAINER,
+        "flight.number, flight.after",
+        "flight.number, flight.batch.after",
+        "tests/faults/test_queue.py",
     ),
     Mutant(
         "a batch's place is taken before it is read",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import fake_training as fake
 import pytest
 
-from ptxtrain.engine import trainer
+from ptxtrain.engine import feeder, trainer
 
 
 def test_the_update_of_a_step_of_many_short_micro_batches_is_not_queued_with_them(
@@ -38,3 +40,20 @@ def test_no_update_is_queued_behind_one_that_was_not_looked_at(bad: int) -> None
     assert outcome.failure is not None and outcome.snapshot.step == bad - 1
     assert outcome.snapshot.params.tobytes() == good.params.tobytes()
     assert f"finish {bad + 1}" not in run.step.log
+
+
+def test_a_steps_place_in_the_data_is_its_own_though_its_batch_is_filled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The feeder may be as quick as it likes: what is saved, and named in an error, is where the step itself ended and began."""
+    release = feeder.Feeder.release
+
+    def released_and_filled_again(self: feeder.Feeder, batch: feeder.Batch) -> None:
+        release(self, batch)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(feeder.Feeder, "release", released_and_filled_again)
+    run = fake.Run(cfg=fake.config(steps=6, save_every=1))
+    run.step.poison[6] = (float("nan"), float("nan"))
+    outcome = run.run()
+    tokens = fake.SEQUENCES * fake.CONTEXT
+    assert [one.position for one in run.saver.saved] == [(0, tokens * one.step) for one in run.saver.saved]
+    assert outcome.failure is not None and f"token {5 * tokens}" in str(outcome.failure)
