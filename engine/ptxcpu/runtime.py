@@ -1,8 +1,9 @@
 """Running tasks on the host's cores: a list of launches as one native call for each worker thread.
 
-The native `plan` function takes tasks in order. Workers draw ranges of blocks from a shared counter, meet at a barrier
-after each task and go on to the next without coming back to Python; the GIL is released throughout. Blocks own what they
-write, so the bits do not depend on who runs them.
+The native `plan` function takes tasks in order. Workers draw ranges of a task's blocks from its counter, go on to the next task
+once all its blocks are finished, whoever ran them, and do not come back to Python in between; the GIL is released throughout. So
+a worker that the system does not run holds nobody up unless it is in the middle of a block, and one that comes late walks through
+what is done. Blocks own what they write, so the bits do not depend on who runs them.
 """
 
 from __future__ import annotations
@@ -52,23 +53,21 @@ class LaunchFailed(DeviceError):
 
 
 class _Sync(ctypes.Structure):
-    """What workers share: each field on a cache line of its own."""
+    """What workers share; the flags are on cache lines of their own, where `SYNC` says."""
 
     _fields_ = (
-        ("next_block", ctypes.c_uint64),
-        ("_0", ctypes.c_uint8 * 56),
-        ("arrived", ctypes.c_uint64),
-        ("_1", ctypes.c_uint8 * 56),
-        ("generation", ctypes.c_uint64),
-        ("_2", ctypes.c_uint8 * 56),
+        (
+            "counters",
+            ctypes.c_void_p,
+        ),  # of each task, on a cache line of its own: the next block, and how many are finished
+        ("_0", ctypes.c_uint8 * (SYNC["stop"] - 8)),
         ("stop", ctypes.c_uint64),  # set from outside: end between two blocks
-        ("_3", ctypes.c_uint8 * 56),
+        ("_1", ctypes.c_uint8 * (SYNC["failed"] - SYNC["stop"] - 8)),
         ("failed", ctypes.c_uint64),  # the first failing task's number + 1, times 2^32, plus its status
-        ("done", ctypes.c_uint64),  # tasks finished
     )
 
 
-_NEXT, _ARRIVED, _GENERATION, _DONE = 0, 64, 128, 264
+_LINE = 64  # bytes of a task's counters
 _STOP, _FAILED = SYNC["stop"], SYNC["failed"]
 
 
@@ -88,12 +87,9 @@ declare i64 @llvm.umax.i64(i64, i64)
 declare i64 @llvm.umin.i64(i64, i64)
 define void @plan(ptr %tasks, i64 %count, ptr %sync, i64 %workers, ptr %ws) {{
 entry:
-  %next.p = getelementptr i8, ptr %sync, i64 {_NEXT}
-  %arrived.p = getelementptr i8, ptr %sync, i64 {_ARRIVED}
-  %generation.p = getelementptr i8, ptr %sync, i64 {_GENERATION}
+  %counters = load ptr, ptr %sync
   %stop.p = getelementptr i8, ptr %sync, i64 {_STOP}
   %failed.p = getelementptr i8, ptr %sync, i64 {_FAILED}
-  %done.p = getelementptr i8, ptr %sync, i64 {_DONE}
   %shares = mul i64 %workers, 8
   %sync.p = getelementptr i8, ptr %ws, i64 {FIELDS["sync"]}
   store ptr %sync, ptr %sync.p
@@ -103,7 +99,9 @@ tasks.loop:
   %more = icmp ult i64 %t, %count
   br i1 %more, label %task, label %out
 task:
-  %task.p = getelementptr i8, ptr %tasks, i64 {0}
+  %counter = mul i64 %t, {_LINE}
+  %next.p = getelementptr i8, ptr %counters, i64 %counter
+  %finished.p = getelementptr i8, ptr %next.p, i64 8
   %at = mul i64 %t, {ctypes.sizeof(Task)}
   %one = getelementptr i8, ptr %tasks, i64 %at
   %run = load ptr, ptr %one
@@ -116,53 +114,41 @@ task:
 draw:
   %stop.now = load atomic i64, ptr %stop.p monotonic, align 8
   %is.stopped = icmp ne i64 %stop.now, 0
-  br i1 %is.stopped, label %meet, label %draw.next
+  br i1 %is.stopped, label %out, label %draw.next
 draw.next:
   %first = atomicrmw add ptr %next.p, i64 %grain monotonic
   %left = icmp ult i64 %first, %blocks
-  br i1 %left, label %go, label %meet
+  br i1 %left, label %go, label %wait
 go:
   %end = add i64 %first, %grain
   %last = call i64 @llvm.umin.i64(i64 %end, i64 %blocks)
   %status = call i32 %run(ptr %one, i64 %first, i64 %last, ptr %ws)
   %bad = icmp ne i32 %status, 0
-  br i1 %bad, label %fail, label %draw
+  br i1 %bad, label %fail, label %ran
+ran:
+  ; What these blocks wrote is there for whoever sees them counted.
+  %size = sub i64 %last, %first
+  %counted = atomicrmw add ptr %finished.p, i64 %size acq_rel
+  br label %draw
 fail:
   %number = add i64 %t, 1
   %high = shl i64 %number, 32
   %status64 = zext i32 %status to i64
   %code = or i64 %high, %status64
   %set = cmpxchg ptr %failed.p, i64 0, i64 %code monotonic monotonic
-  br label %meet
-meet:
-  %generation = load atomic i64, ptr %generation.p acquire, align 8
-  %before = atomicrmw add ptr %arrived.p, i64 1 acq_rel
-  %here = add i64 %before, 1
-  %is.last = icmp eq i64 %here, %workers
-  br i1 %is.last, label %open, label %wait
-open:
-  store i64 0, ptr %next.p
-  store i64 0, ptr %arrived.p
-  ; Only the last to come looks at the flags, so that all workers see the same answer.
+  br label %out
+wait:
+  %spins = phi i64 [0, %draw.next], [%spins.next, %wait.more]
+  %finished = load atomic i64, ptr %finished.p acquire, align 8
+  %all = icmp eq i64 %finished, %blocks
+  br i1 %all, label %task.end, label %wait.on
+wait.on:
   %stop = load atomic i64, ptr %stop.p monotonic, align 8
   %failed = load atomic i64, ptr %failed.p monotonic, align 8
   %either = or i64 %stop, %failed
   %is.over = icmp ne i64 %either, 0
-  %finished = add i64 %t, 1
-  %done.now = select i1 %is.over, i64 %t, i64 %finished
-  store i64 %done.now, ptr %done.p
-  %up = add i64 %generation, 2
-  %over.bit = zext i1 %is.over to i64
-  %value.0 = and i64 %up, -2
-  %value = or i64 %value.0, %over.bit
-  store atomic i64 %value, ptr %generation.p release, align 8
-  br label %task.end.check
-wait:
-  %spins = phi i64 [0, %meet], [%spins.next, %wait.more]
-  %seen = load atomic i64, ptr %generation.p acquire, align 8
-  %changed = icmp ne i64 %seen, %generation
-  br i1 %changed, label %task.end.check, label %wait.on
-wait.on:
+  br i1 %is.over, label %out, label %wait.pause
+wait.pause:
   {pause}
   %spins.next = add i64 %spins, 1
   %long = icmp ugt i64 %spins.next, 4000
@@ -172,11 +158,6 @@ wait.yield:
   br label %wait.more
 wait.more:
   br label %wait
-task.end.check:
-  %now = phi i64 [%value, %open], [%seen, %wait]
-  %over = and i64 %now, 1
-  %ends = icmp ne i64 %over, 0
-  br i1 %ends, label %out, label %task.end
 task.end:
   %t.next = add i64 %t, 1
   br label %tasks.loop
@@ -245,9 +226,11 @@ class Pool:
         self._workspaces: list[Memory] = [Memory(CONTROL) for _ in range(threads)]
         self._sync = Memory(ctypes.sizeof(_Sync))
         self._shared = _Sync.from_address(self._sync.address)
+        self._counters = Memory(_LINE)
         self._go = [threading.Semaphore(0) for _ in range(threads - 1)]
-        self._back = threading.Semaphore(0)
-        self._job: tuple[int, int, int] | None = None
+        self._turn = threading.Condition()  # guards what follows
+        self._job: tuple[int, int, int] | None = None  # open to workers that come
+        self._inside = 0  # workers, beside the caller, that have come and not gone
         self._closed = False
         self._workers = [
             threading.Thread(target=self._work, args=(i,), name=f"ptxcpu-{i}", daemon=True) for i in range(1, threads)
@@ -258,12 +241,17 @@ class Pool:
     def _work(self, index: int) -> None:
         while True:
             self._go[index - 1].acquire()
-            job = self._job
-            if job is None:
-                return
-            tasks, count, workers = job
+            with self._turn:
+                if self._closed:
+                    return
+                if self._job is None:
+                    continue  # the list was finished before this worker woke up
+                tasks, count, workers = self._job
+                self._inside += 1
             _plan_function()(tasks, count, self._sync.address, workers, self._workspaces[index].address)
-            self._back.release()
+            with self._turn:
+                self._inside -= 1
+                self._turn.notify_all()
 
     def run(self, tasks: ctypes.Array[Task], names: Sequence[str], workspace: int, *, alone: bool = False) -> int:
         """Run tasks in order and return how many are known to be finished; fewer than all after `stop`.
@@ -282,23 +270,40 @@ class Pool:
             for i, memory in enumerate(self._workspaces):
                 if memory.nbytes < workspace:
                     self._workspaces[i] = Memory(workspace)
+            if self._counters.nbytes < _LINE * count:
+                self._counters = Memory(_LINE * count)
+            ctypes.memset(self._counters.address, 0, _LINE * count)
             sync = self._shared
-            sync.next_block = sync.arrived = sync.generation = sync.failed = sync.done = 0
+            sync.counters, sync.failed = self._counters.address, 0
             # A task list that gives one worker all the work is not worth waking the others for.
             workers = self.threads if not alone and any(t.blocks > 1 for t in tasks) else 1
             address = ctypes.addressof(tasks)
-            self._job = (address, count, workers)
-            for semaphore in self._go[: workers - 1]:
-                semaphore.release()
+            if workers > 1:
+                with self._turn:
+                    self._job = (address, count, workers)
+                for semaphore in self._go[: workers - 1]:
+                    semaphore.release()
             function(address, count, self._sync.address, workers, self._workspaces[0].address)
-            for _ in range(workers - 1):
-                self._back.acquire()
-            done, failed = int(sync.done), int(sync.failed)
+            if workers > 1:
+                with self._turn:
+                    self._job = None
+                    while self._inside:
+                        self._turn.wait()
+            failed = int(sync.failed)
+            done = self._finished(tasks) if failed or sync.stop else count
         if failed:
             index = (failed >> 32) - 1
             status = failed & 0xFFFFFFFF
             raise LaunchFailed(traps.describe(names[index], status), index, status)
         return done
+
+    def _finished(self, tasks: ctypes.Array[Task]) -> int:
+        """How many tasks at the start of the list have all their blocks done."""
+        counters = (ctypes.c_uint64 * (len(tasks) * _LINE // 8)).from_address(self._counters.address)
+        for i, task in enumerate(tasks):
+            if counters[i * _LINE // 8 + 1] != task.blocks:
+                return i
+        return len(tasks)
 
     def stop(self) -> None:
         """Have the running task list end with the blocks it is at, and later ones at once, until `resume`."""
@@ -313,8 +318,7 @@ class Pool:
         if self._closed:
             return
         self._closed = True
-        with self._lock:
-            self._job = None
+        with self._lock, self._turn:
             for semaphore in self._go:
                 semaphore.release()
         for worker in self._workers:
