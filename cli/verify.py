@@ -48,4 +48,4 @@ def command(path: Path, as_json: bool) -> None:
             f"{path}: {len(failed)} of {checks} checks failed; the first: {failed[0].what}: {failed[0].text}"
         )
     if not as_json:
-        click.echo(f"verified {path}: {checks} checks passed")
+        click.echo(f"verified {path}: {checks} check{'s' if checks != 1 else ''} passed")

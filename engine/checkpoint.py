@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -25,6 +24,7 @@ from ptxtrain.engine.checkpointfiles import (
     Snapshot,
     check_device,
     check_finite,
+    checkpoint_bytes,
     read_manifest,
     read_snapshot,
     verify_files,
@@ -34,7 +34,8 @@ from ptxtrain.engine.durable import Durable, is_real_directory
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.rundir import RunDirectory, read_info, run_and_step
 from ptxtrain.engine.sealed import Damaged
-from ptxtrain.engine.tensorfile import Layout, Place, TensorPlace
+from ptxtrain.engine.stepdirs import aside_step, is_leftover, list_steps, set_aside, step_name
+from ptxtrain.engine.tensorfile import Place, TensorPlace
 
 __all__ = [
     "NoCheckpoint",
@@ -52,10 +53,6 @@ __all__ = [
     "prepare_resume",
     "step_name",
 ]
-
-_STEP = re.compile(r"step-(\d{8,})")
-_LEFTOVER = re.compile(r"\.(tmp|gone)-\d{8,}-\d+")
-_ASIDE = re.compile(r"\.aside-step-(\d{8,})-\d+")
 
 
 class NoCheckpoint(PtxtrainError):
@@ -199,10 +196,10 @@ class Saver:
         try:
             manifest = verify_files(target, self.table, self.run.info.run_id, snapshot.step)
         except Damaged:
-            _set_aside(self._io, target)
+            set_aside(self._io, target)
             return False
         if snapshot.step in self._suspect:
-            _set_aside(self._io, target)
+            set_aside(self._io, target)
             self._suspect.discard(snapshot.step)
             return False
         if manifest.state_digest != snapshot.digest():
@@ -251,7 +248,7 @@ class Saver:
     def _remove_asides(self, before: int) -> None:
         """What was set aside of steps earlier than `before`; a link among them is removed, never followed."""
         for name in sorted(os.listdir(self._directory)):
-            if (matched := _ASIDE.fullmatch(name)) and int(matched[1]) < before:
+            if (step := aside_step(name)) is not None and step < before:
                 if is_real_directory(self._directory / name):
                     self._io.remove_tree(self._directory / name)
                 else:
@@ -278,26 +275,6 @@ class Saver:
     def _say(self, how: Callable[[str], None], line: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # a closed pipe, a closed file
             how(line)
-
-
-def step_name(step: int) -> str:
-    """The name of a step's directory: `step-00001514`."""
-    return f"step-{step:08d}"
-
-
-def list_steps(run: Path) -> list[int]:
-    """Steps with a name in the run's `ckpt`, ascending; whether they are sound is not looked at."""
-    try:
-        names = os.listdir(run / "ckpt")
-    except OSError:
-        return []
-    found = (int(matched[1]) for name in names if (matched := _STEP.fullmatch(name)))
-    return sorted(step for step in found if step_name(step) in names)
-
-
-def checkpoint_bytes(table: Sequence[TensorPlace]) -> int:
-    """Disk that one checkpoint takes, its manifest counted as 4 KiB."""
-    return Layout(table).file_bytes + Layout(table, ("m.", "v.")).file_bytes + 4096
 
 
 def load(
@@ -351,7 +328,7 @@ def make_ready(
     try:
         for other in list_steps(run.path):
             if other > snapshot.step or other in refused:
-                aside = _set_aside(run.io, run.info.checkpoints / step_name(other))
+                aside = set_aside(run.io, run.info.checkpoints / step_name(other))
                 note(f"set {step_name(other)} aside as {aside.name}.")
         run.io.fsync_dir(run.info.checkpoints)
     except OSError as error:
@@ -391,31 +368,27 @@ def load_and_refused(
         raise NoCheckpoint(f"{run} has no checkpoint: it ended before its first save.")
     newest = max(refused)
     others = "" if len(refused) == 1 or step is not None else f" (and none of {len(refused) - 1} older ones)"
-    remedy = "Leave the step out to use the newest good one." if step is not None else "Start another run."
+    again = f"Begin again by `ptxtrain resume {run} --step 0`, or start another run."
+    remedy = "Leave the step out to use the newest good one." if step is not None else again
     raise PtxtrainError(f"{run}/ckpt/{step_name(newest)} cannot be used{others}: {refused[newest]}. {remedy}")
 
 
 def _check_folder(run: RunDirectory) -> None:
     if not is_real_directory(run.info.checkpoints):
-        raise PtxtrainError(f"{run.info.checkpoints} must be a directory of the run's own; it is missing or a link.")
+        raise PtxtrainError(
+            f"{run.info.checkpoints} must be a directory of the run's own; it is missing or a link. Put it back, or "
+            "make an empty one to begin again at step 0."
+        )
 
 
 def clear_leftovers(run: RunDirectory, note: Callable[[str], None]) -> None:
     """Removes what interrupted saves and removals left in a held run; only names of our making."""
     for name in sorted(os.listdir(run.info.checkpoints)):
-        if _LEFTOVER.fullmatch(name) and is_real_directory(run.info.checkpoints / name):
+        if is_leftover(name) and is_real_directory(run.info.checkpoints / name):
             try:
                 run.io.remove_tree(run.info.checkpoints / name)
             except OSError as error:
                 note(f"could not remove {run.info.checkpoints / name}: {_reason(error)}.")
-
-
-def _set_aside(io: Durable, directory: Path) -> Path:
-    number = 1
-    while os.path.lexists(aside := directory.with_name(f".aside-{directory.name}-{number}")):
-        number += 1
-    io.rename(directory, aside)
-    return aside
 
 
 def _reason(error: BaseException) -> str:

@@ -111,6 +111,11 @@ class Manifest:
         return manifest
 
 
+def checkpoint_bytes(table: Sequence[TensorPlace]) -> int:
+    """Disk that one checkpoint takes, its manifest counted as 4 KiB."""
+    return Layout(table).file_bytes + Layout(table, ("m.", "v.")).file_bytes + 4096
+
+
 def check_finite(snapshot: Snapshot, table: Sequence[TensorPlace]) -> None:
     """Raises Damaged naming the first tensor with a NaN or an infinity."""
     for what, array in (("", snapshot.params), ("m.", snapshot.m), ("v.", snapshot.v)):

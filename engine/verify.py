@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ptxtrain.data.errors import DataError
-from ptxtrain.engine.checkpoint import list_steps, step_name
 from ptxtrain.engine.checkpointfiles import Manifest, verify_files
+from ptxtrain.engine.durable import is_real_directory
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.history import History, disagreements, read_history
 from ptxtrain.engine.parameters import parameter_table
 from ptxtrain.engine.rundir import RunInfo, data_id, read_info, run_and_step
 from ptxtrain.engine.sealed import Damaged
+from ptxtrain.engine.stepdirs import list_steps, step_name
 
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset
@@ -43,12 +44,15 @@ def kind_of(path: Path) -> str:
         return "dataset"
     try:
         run_and_step(path)
+        found = os.path.lexists(path)
     except PtxtrainError:
+        found = False
+    if not found:
         what = "is neither a run, a checkpoint in a run, nor a dataset" if path.exists() else "does not exist"
         raise PtxtrainError(
             f"{path} {what}. Give a run directory (runs/NAME), one of its ckpt/step-…, or a directory that "
             "`ptxtrain tokenize` made"
-        ) from None
+        )
     return "checkpoint"
 
 
@@ -110,16 +114,26 @@ def _data(info: RunInfo, history: History) -> Iterator[Finding]:
 
 
 def _checkpoints(info: RunInfo, history: History) -> Iterator[Finding]:
+    if not is_real_directory(info.checkpoints):
+        yield Finding("ckpt", FAIL, f"{info.checkpoints} is missing, or is no directory of the run's own")
+        return
     sound: list[int] = []
-    for step in list_steps(info.path):
+    try:
+        steps = list_steps(info.path)
+    except PtxtrainError as error:
+        yield Finding("ckpt", FAIL, str(error))
+        return
+    for step in steps:
         for finding in _checkpoint(info, step, history):
             sound += [step] if finding.state == OK else []
             yield finding
     yield from _other_names(info)
     if sound:
         yield Finding("resume", NOTE, f"would go on behind step {sound[-1]}")
+    elif steps:
+        yield Finding("resume", NOTE, "would refuse: no checkpoint is sound; with --step 0 it begins again")
     else:
-        yield Finding("resume", NOTE, "would begin at step 0: there is no sound checkpoint")
+        yield Finding("resume", NOTE, "would begin at step 0: there is no checkpoint")
 
 
 def _checkpoint(info: RunInfo, step: int, history: History) -> Iterator[Finding]:
@@ -170,11 +184,7 @@ def _digest(manifest: Manifest, history: History) -> str:
 
 
 def _other_names(info: RunInfo) -> Iterator[Finding]:
-    try:
-        names = sorted(os.listdir(info.checkpoints))
-    except OSError as error:
-        yield Finding("ckpt", FAIL, f"{info.checkpoints} cannot be read: {error.strerror}")
-        return
+    names = sorted(os.listdir(info.checkpoints))
     mine = {step_name(step) for step in list_steps(info.path)}
     for name in names:
         if name in mine:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from safetensors.numpy import load_file
 from statebench import TABLE, Bench, make_run, same, snapshot
 
+from ptxtrain.engine import stepdirs
 from ptxtrain.engine.checkpoint import (
     NoCheckpoint,
     Saver,
@@ -89,6 +92,28 @@ def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
     for call in (lambda: load(run.path, TABLE), lambda: prepare_resume(run, TABLE)):
         with pytest.raises(NoCheckpoint, match="ended before its first save"):
             call()
+
+
+def test_a_disk_that_does_not_answer_is_no_run_without_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a resume would begin at step 0 and set every checkpoint aside."""
+    bench = Bench(tmp_path)
+    assert bench.save(1)
+
+    def failing(path: object) -> list[str]:
+        raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stepdirs.os, "listdir", failing)
+        with pytest.raises(
+            PtxtrainError, match=r"cannot read .*ckpt: Input/output error; nothing was changed"
+        ) as caught:
+            load(bench.path, TABLE)
+        assert not isinstance(caught.value, NoCheckpoint)
+        with pytest.raises((PtxtrainError, OSError), match="Input/output error"):
+            prepare_resume(bench.run, TABLE)
+    assert list_steps(bench.path) == [1] and load(bench.path, TABLE).step == 1
 
 
 def test_every_step_refused_names_the_newest(tmp_path: Path) -> None:

@@ -129,6 +129,11 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: edit(run / "metrics.jsonl", state(2).digest(), "0" * 16),
         "its state has digest " + state(2).digest() + ", metrics.jsonl says 0000000000000000",
     ),
+    "ckpt gone": (lambda run: shutil.rmtree(run / "ckpt"), "ckpt: "),
+    "a link for ckpt": (
+        lambda run: (shutil.move(run / "ckpt", run / "elsewhere"), (run / "ckpt").symlink_to(run / "elsewhere")),
+        "is no directory of the run's own",
+    ),
     "a line": (lambda run: edit(run / "metrics.jsonl", '"step": 2', '"step" 2'), "metrics: line 3 is not a line of metrics"),
 }  # fmt: skip
 
@@ -139,6 +144,21 @@ def test_damage_is_found_and_named(what: str, run: Path) -> None:
     damage(run)
     found = failures(run)
     assert len(found) == 1 and says in found[0], found
+
+
+def test_what_resume_would_do_is_said(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (1, 2, 3):
+        (run / f"ckpt/step-0000000{step}/MANIFEST.json").write_text("{}")
+    assert "would refuse: no checkpoint is sound" in next(f.text for f in verify(run) if f.what == "resume")
+    for step in (1, 2, 3):
+        shutil.rmtree(run / f"ckpt/step-0000000{step}")
+    assert "would begin at step 0" in next(f.text for f in verify(run) if f.what == "resume")
+
+    def failing(path: Path) -> list[int]:
+        raise PtxtrainError("cannot read ckpt")
+
+    monkeypatch.setattr(module, "list_steps", failing)
+    assert failures(run) == ["ckpt: cannot read ckpt"]
 
 
 def test_a_place_that_the_steps_do_not_lead_to_is_found(run: Path) -> None:
@@ -192,6 +212,7 @@ def test_kinds(run: Path, tmp_path: Path) -> None:
     for path, says in (
         (tmp_path, "is neither a run"),
         (tmp_path / "none", "does not exist"),
+        (run / "ckpt/step-00000009", "does not exist"),
         (run / "ckpt", "is neither"),
     ):
         with pytest.raises(PtxtrainError, match=says):
