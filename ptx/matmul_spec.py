@@ -1,7 +1,7 @@
 """The Spec of `matmul.ptx`: tiles, warps, stages, and where each operand's numbers lie in shared memory.
 
-`ptx/banks.py` counts shared-memory bank conflicts from the address functions here; `CHOICES` is the table that picks a Spec
-from a product's shape, with its reason.
+`ptx/banks.py` counts shared-memory bank conflicts from the address functions here; `CHOICES` and `CPU_CHOICES` are the tables
+that pick a Spec from a product's shape, with their reasons.
 """
 
 from __future__ import annotations
@@ -168,12 +168,14 @@ class Choice:
     warps_n: int
     fills: int
     reason: str
+    block_k: int = 32
+    stages: int = 3
 
     def spec(self, layout: str, dtype: str, epilogue: Epilogue | None = None) -> MatmulSpec:
-        return MatmulSpec(layout, dtype, self.block_m, self.block_n, warps_n=self.warps_n, epilogue=epilogue)
+        return MatmulSpec(
+            layout, dtype, self.block_m, self.block_n, self.block_k, 2, self.warps_n, self.stages, epilogue
+        )  # fmt: skip
 
-
-GPU_BLOCKS = 96  # blocks that fill the smaller GPUs we aim at
 
 # The first row is taken whose grid has enough blocks and whose tiles stand over by at most an eighth of the columns and by no
 # half of a tile's rows. All rows add each output's products in the same order (one chain of k16 steps), so the choice never
@@ -184,6 +186,34 @@ CHOICES: tuple[Choice, ...] = (
     Choice(128, 64, 2, 1, "half the columns where 128 x 128 tiles would leave multiprocessors idle"),
     Choice(64, 64, 2, 0, "small products: as many blocks as there can be"),
 )
+# A CPU has no latency to hide by a third stage, and takes turns between the warps of a block at every barrier: with k tiles of 64
+# there are half as many.
+CPU_CHOICES: tuple[Choice, ...] = (
+    Choice(128, 128, 2, 1, "most arithmetic for each byte copied, in a tile that the second cache holds", 64, 2),
+    Choice(128, 64, 2, 1, "half the columns where 128 x 128 tiles would leave threads idle", 64, 2),
+    Choice(64, 64, 2, 0, "small products: as many blocks as there can be", 64, 2),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Tiles to choose from, and how many blocks keep the device busy."""
+
+    rows: tuple[Choice, ...]
+    fill: int
+
+    @property
+    def last(self) -> Choice:
+        """What is taken where no other row fits."""
+        return self.rows[-1]
+
+
+GPU = Table(CHOICES, 96)  # blocks that fill the smaller GPUs we aim at
+
+
+def cpu_table(threads: int) -> Table:
+    """A few blocks a thread are enough to share the work evenly."""
+    return Table(CPU_CHOICES, 4 * threads)
 
 
 def choose(
@@ -192,16 +222,16 @@ def choose(
     m: int,
     n: int,
     parts: int = 1,
-    fill: int = GPU_BLOCKS,
+    table: Table = GPU,
     epilogue: Epilogue | None = None,
 ) -> MatmulSpec:
-    """The Spec for a product of this shape, of which `parts` are made at once, on a device that `fill` blocks keep busy."""
-    for row in CHOICES[:-1]:
+    """The Spec for a product of this shape, of which `parts` are made at once."""
+    for row in table.rows[:-1]:
         spec = row.spec(layout, dtype, epilogue)
         gx, gy, gz = spec.grid(m, n, parts)
-        if gx * gy * gz >= row.fills * fill and 8 * gx * row.block_n <= 9 * n and 2 * m > row.block_m:
+        if gx * gy * gz >= row.fills * table.fill and 8 * gx * row.block_n <= 9 * n and 2 * m > row.block_m:
             return spec
-    return CHOICES[-1].spec(layout, dtype, epilogue)
+    return table.last.spec(layout, dtype, epilogue)
 
 
 # Which form a weight's gradient takes is part of its definition (other bits), so it follows from the weight's shape and T

@@ -17,7 +17,7 @@ from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.ops import add
 from ptxtrain.engine.ops.checks import ITEM_SIZES, holds, is_bf16, require, sizes, whole_sequences
 from ptxtrain.ptx import matmul_spec
-from ptxtrain.ptx.matmul_spec import MatmulSpec
+from ptxtrain.ptx.matmul_spec import MatmulSpec, Table
 from ptxtrain.ptx.specs import LANES, ceil_div
 
 # As in ptx/reference/matmul.cu.
@@ -59,7 +59,7 @@ def run(
         PtxtrainError: a buffer is too small, a flag does not go with the others, or (fast) a row stride is no multiple of 8.
     """
     if way == "fast":
-        spec = spec or matmul_spec.choose(layout, dtype, m, n, fill=fill(rec))
+        spec = spec or matmul_spec.choose(layout, dtype, m, n, table=table(rec))
         require(
             "matmul.run", spec.layout == layout and spec.dtype == dtype, f"the spec is for {spec.layout} {spec.dtype}"
         )
@@ -130,7 +130,7 @@ def gradient(
         x = a.view(start * m * item, length * m * item)
         y = b.view(start * n * item, length * n * item)
         parts = sequences * per_sequence
-        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, fill(rec))
+        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, table(rec))
         _Fast(m, n, length, "tn", dtype, None, context).record(
             rec, chosen, partial, x, y, None, None, "f32", False, part=part, parts=parts
         )
@@ -159,14 +159,10 @@ def _sequences_together(m: int, n: int, sequences: int, per_sequence: int) -> in
     return max(1, min(sequences, PARTIAL_CAP // (4 * m * n * per_sequence)))
 
 
-def fill(rec: Recorder) -> int:
-    """How many blocks keep the device busy.
-
-    On a CPU large tiles are better (169 GFLOP/s a core with 128 x 256, 110 with 64 x 64), and a few blocks a thread are enough
-    to share the work evenly.
-    """
+def table(rec: Recorder) -> Table:
+    """The tiles to choose from on the recorder's device."""
     threads: int = getattr(rec.device, "threads", 0)
-    return 4 * threads or matmul_spec.GPU_BLOCKS
+    return matmul_spec.cpu_table(threads) if threads else matmul_spec.GPU
 
 
 class _Fast:

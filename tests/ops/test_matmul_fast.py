@@ -138,7 +138,8 @@ def test_layouts_give_the_bits_of_the_plain_one(device: Device) -> None:
 def test_tiles_give_the_same_bits(device: Device) -> None:
     a, b = operands(150, 200, 100)
     first = product(device, "nn", a, b, spec=MatmulSpec("nn", block_m=64, block_n=64))
-    for spec in (*(row.spec("nn", "bf16") for row in matmul_spec.CHOICES[:-1]), MatmulSpec("tn")):
+    rows = (*matmul_spec.CHOICES[:-1], *matmul_spec.CPU_CHOICES)
+    for spec in (*(row.spec("nn", "bf16") for row in rows), MatmulSpec("tn")):
         same_bits(str(spec), product(device, spec.layout, a, b, spec=spec), first)
 
 
@@ -227,12 +228,17 @@ def test_parts_cover_a_sequence(m: int, n: int, context: int) -> None:
 def test_the_table_says_which_tile(m: int, n: int, parts: int, tile: tuple[int, int]) -> None:
     spec = matmul_spec.choose("tn", "bf16", m, n, parts)
     assert (spec.block_m, spec.block_n) == tile and (spec.warp_m, spec.warp_n) in ((64, 64), (64, 32), (32, 32))
-    assert all(row.reason for row in matmul_spec.CHOICES)
+    assert all(row.reason for row in (*matmul_spec.CHOICES, *matmul_spec.CPU_CHOICES))
 
 
 def test_two_cores_are_filled_by_few_blocks() -> None:
-    spec = matmul_spec.choose("nn", "bf16", 2048, 256, fill=8)
-    assert (spec.block_m, spec.block_n) == (128, 256)
+    table = matmul_spec.cpu_table(2)
+    found = [matmul_spec.choose("nn", "bf16", m, n, table=table) for m, n in ((2048, 256), (2048, 64), (64, 256))]
+    assert [(spec.block_m, spec.block_n, spec.block_k) for spec in found] == [
+        (128, 128, 64),
+        (128, 64, 64),
+        (64, 64, 64),
+    ]
 
 
 # What is wrong, the kernel, its text, what stands there instead.
@@ -294,6 +300,7 @@ def test_mutants_are_caught(
     """The gradient over three sequences of 41 rows, which end within a tile and within a step."""
     monkeypatch.setattr(matmul_spec, "CHAIN_TILES", FORMS[form])
     monkeypatch.setattr(matmul_spec, "PART_ROWS", 32)
+    monkeypatch.setattr(matmul, "table", lambda rec: matmul_spec.GPU)  # the texts below are of its tiles
     text = render.render(stem, matmul_spec.choose("tn", "bf16", 24, 40) if stem == "matmul" else None)
     assert text.count(old) >= 1, "the mutant's line is not there"
     rng = np.random.default_rng(7)

@@ -6,13 +6,14 @@ Both start from the same weights and see the same batch; a step is forward, back
 the loss read back. PyTorch runs in f32 and under bf16 autocast, each eager and compiled (`torch.compile`, which needs a C++
 compiler). The contenders take turns, a few steps each; a figure is the median of all its steps, beside its best. PyTorch's
 threads spin while they wait for each other, so on a machine with other work its median suffers more than ours: there the
-bests, or `--threads 1`, are the fairer comparison. Needs `pip install torch`; without it our part is measured alone.
+bests, or `--threads 1 --cpu-time`, are the fairer comparison. Needs `pip install torch`; without it our part is measured alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,7 +35,9 @@ WAYS = {  # bf16, compiled
 OURS = "ptxtrain fast"
 
 
-def measure(config: Config, threads: int, rounds: int, steps: int, ways: list[str]) -> dict[str, Any]:
+def measure(
+    config: Config, threads: int, rounds: int, steps: int, ways: list[str], cpu_time: bool = False
+) -> dict[str, Any]:
     """Everything that is printed."""
     tokens, targets = random_batch(config)
     weights = init.initial_weights(config.model, 1)
@@ -72,7 +75,10 @@ def measure(config: Config, threads: int, rounds: int, steps: int, ways: list[st
             continue
         contenders[name] = step
     note("taking turns")
-    report |= summary(take_turns(contenders, rounds, steps), losses, tokens.size)
+    if cpu_time:
+        report["notes"].append("seconds are those that the process spent on the processor, not those that passed")
+    clock = time.process_time if cpu_time else time.perf_counter
+    report |= summary(take_turns(contenders, rounds, steps, clock), losses, tokens.size)
     note("where our time goes")
     report["kernels"] = kernels(ours.profile())
     device.close()
@@ -89,10 +95,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3, help="steps of each contender in a round")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=list(WAYS), help="PyTorch's contenders")
+    parser.add_argument("--cpu-time", action="store_true", help="count the process's seconds on the processor")
     parser.add_argument("--json", action="store_true", dest="as_json")
     options = parser.parse_args()
+    if options.cpu_time and options.threads > 1:
+        parser.error("--cpu-time needs --threads 1: threads that wait for each other spin")
     config = load_preset(options.preset, SHAPES[options.preset])
-    report = measure(config, options.threads, options.rounds, options.steps, options.ways)
+    report = measure(config, options.threads, options.rounds, options.steps, options.ways, options.cpu_time)
     if options.as_json:
         print(json.dumps(report, indent=2))
     else:

@@ -9,16 +9,21 @@ from collections.abc import Callable
 from typing import Any
 
 
-def take_turns(contenders: dict[str, Callable[[], float]], rounds: int, steps: int) -> dict[str, list[float]]:
+def take_turns(
+    contenders: dict[str, Callable[[], float]],
+    rounds: int,
+    steps: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Seconds of each contender's steps; a round gives each of them one step that does not count, then `steps`."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, step in contenders.items():
             step()
             for _ in range(steps):
-                start = time.perf_counter()
+                start = clock()
                 step()
-                times[name].append(time.perf_counter() - start)
+                times[name].append(clock() - start)
     return times
 
 

@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from ptxtrain.ptx import render
-from ptxtrain.ptx.matmul_spec import CHOICES, MatmulSpec
+from ptxtrain.ptx.matmul_spec import CHOICES, CPU_CHOICES, MatmulSpec
 
 README = Path(render.__file__).with_name("README.md").read_text(encoding="utf-8")
 SPECS = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
+CPU_SPECS = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CPU_CHOICES]
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -34,7 +35,7 @@ def test_budget(spec: MatmulSpec) -> None:
     assert numbers[6] == moved and numbers[7] == flop_a_byte
 
 
-@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("spec", SPECS + CPU_SPECS, ids=str)
 def test_tiles_are_whole(spec: MatmulSpec) -> None:
     """Every thread makes the same number of copies, and a warp's piece is whole fragments."""
     for tile in (spec.a, spec.b):
