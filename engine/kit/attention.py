@@ -180,7 +180,7 @@ def _parts(call: Call, arguments: tuple[Argument, ...], *, backward: bool) -> An
     all_heads, group = call.sizes["B"] * call.sizes["G"], call.sizes["H"] // call.sizes["G"]
     one = 4 * group * call.sizes["S"] ** 2
     matrices = 2 if backward else 1
-    together = min(all_heads, max(1, SCRATCH // (one * matrices)))
+    together = min(all_heads, max(1, min(SCRATCH // (one * matrices), 65_535 // group)))  # a grid's third axis
     scores = [call.scratch(together * one) for _ in range(matrices)]
     for first in range(0, all_heads, together):
         yield _Part(call, arguments, first, min(together, all_heads - first)), scores

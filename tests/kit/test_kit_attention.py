@@ -112,6 +112,17 @@ def test_edges(place: Place, dtype: str, width: int) -> None:
     assert all(np.isfinite(place.get(x).astype(np.float32)).all() for x in gradients)
 
 
+@pytest.mark.parametrize(("dtype", "width"), [("f32", 8), ("f16", 32)])
+def test_no_probability_is_above_one(place: Place, dtype: str, width: int) -> None:
+    """With an lse that is far too low each P is 1, not e^1000: dv sums the rows of dout that see its key."""
+    q, k, v, dout = (place.put(x, dtype) for x in inputs(1, 1, 1, 9, width, dtype))
+    out, lse = kit.attention_forward(q, k, v)
+    found = [place.get(x).astype(np.float64) for x in kit.attention_backward(q, k, v, out, dout, lse - 1000)]
+    assert all(np.isfinite(x).all() for x in found)
+    seen = place.get(dout).astype(np.float64)[:, :, ::-1].cumsum(2)[:, :, ::-1]
+    np.testing.assert_allclose(found[2], seen, atol=8 * HALF[dtype] + 1e-5)
+
+
 def test_scratch_does_not_show(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Score matrices of one key/value head at a time give the bits of all at once."""
     q, k, v, dout = (place.put(x) for x in inputs(2, 4, 2, 11, 6, "f32"))

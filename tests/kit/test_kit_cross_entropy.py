@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from kitbench import DTYPES, FLOATS, Float, Place, check, normal, rounded, slope, twice
@@ -86,6 +88,28 @@ def test_edges(place: Place, dtype: str) -> None:
     bad = logits.copy()
     bad[0, 2] = np.nan
     assert np.isnan(kit.cross_entropy(bad, targets)[0][0])
+
+
+def test_any_number_can_be_the_ignored_one(place: Place) -> None:
+    """A class of its own (2), whose rows are 0, while its column still counts for the others."""
+    logits, targets = normal(5, 4, 6), np.array([2, 0, 5, 2], np.int32)
+    if place.kind != "cpu":
+        pytest.skip("targets on the host")
+    found = kit.cross_entropy(logits, targets, ignore_index=2)
+    for x, exact in zip(found, formula(logits.astype(np.float64), targets, 0.0, 1.0, 2), strict=True):
+        np.testing.assert_allclose(x, exact, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("target", [-1, 6, 2**40 + 1])
+def test_a_target_that_is_none_is_never_silent(place: Place, monkeypatch: pytest.MonkeyPatch, target: int) -> None:
+    """Where targets are not looked at beforehand, as on a GPU: the row is NaN, and nothing else is touched."""
+    monkeypatch.setattr(sys.modules["ptxtrain.engine.kit.cross_entropy"], "_check_targets", lambda *_: None)
+    if place.kind != "cpu":
+        pytest.skip("targets on the host")
+    loss, lse, dlogits = kit.cross_entropy(normal(5, 3, 6), np.array([1, target, 5], np.int64))
+    assert dlogits is not None
+    assert np.isnan(loss).tolist() == [False, True, False] and np.isfinite(lse).all()
+    assert np.isnan(dlogits[1]).all() and np.isfinite(dlogits[[0, 2]]).all()
 
 
 def test_against_pytorch() -> None:
