@@ -35,7 +35,7 @@ def command(run: Path, step: int, data: Path | None, as_json: bool) -> None:
     info = read_info(run)
     dataset = run_dataset(info.config, data)
     sequences = list(batch(info, dataset, step))
-    tokenizer = load_tokenizer(info.tokenizer, info.tokenizer_sha256)
+    tokenizer = load_tokenizer(dataset.tokenizer_path, dataset.tokenizer_digest)
     texts = [tokenizer.decode(sequence.tokens.tolist()) for sequence in sequences]
     if as_json:
         found = [

@@ -79,15 +79,14 @@ def resume_run(
 ) -> None:
     """Carry on a run. Nothing in it is touched before everything that could refuse has been looked at. Raises PtxtrainError
     and its kin."""
-    from ptxtrain.engine import identity
+    from ptxtrain.engine import identity, session
     from ptxtrain.engine.checkpoint import NoCheckpoint, clear_leftovers, list_steps, load_and_refused, make_ready
     from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.parameters import parameter_table
-    from ptxtrain.engine.session import untrained
 
     path = path or rundir.newest_run()
     stop = Stop()
-    unchanged = StoppedSaved(f"stopped; the run is as it was. Go on with: ptxtrain resume {path}")
+    unchanged = StoppedSaved(f"stopped; the run is as it was. Go on with: {rundir.resume_command(path, steps, data)}")
     with stop.handlers(), _as_error(unchanged), rundir.RunDirectory.open(path) as run:
         with stop.raising():
             config = changed(run.config, overrides)
@@ -99,7 +98,7 @@ def resume_run(
                 if step:
                     raise
                 say(f"{path} {'' if step == 0 else 'has no checkpoint: it '}starts again from step 0")
-                start, refused = untrained(config, run.info.seed), set()
+                start, refused = session.untrained(config, run.info.seed), set()
             last = steps if steps is not None else config.train.steps
             if start.step >= last:
                 clear_leftovers(run, say)
@@ -111,6 +110,7 @@ def resume_run(
             accepted = identity.refuse(path, identity.changes(start, run.info, dataset, numerics), accept)
             for change in accepted:
                 say(f"accepted: {change.text}")
+            session.mend_tokenizer(run, dataset, say)
             if any(change.what == "data" for change in accepted):
                 start.position = identity.start_position(start, run.info, dataset)
                 say(f"going on at {dataset.train[start.position[0]].path}, token {start.position[1]:,}")
@@ -230,7 +230,7 @@ def _train(
         view.close()
     _print_results(run.path, outcome, last)
     if not outcome.finished:
-        raise session.stopped(run, outcome)
+        raise session.stopped(outcome, session.go_on(run, dataset, last))
 
 
 def _print_results(path: Path, outcome: Outcome, last: int) -> None:
@@ -253,7 +253,7 @@ def _print_results(path: Path, outcome: Outcome, last: int) -> None:
 def _finished(path: Path, start: Snapshot, last: int, asked: bool) -> None:
     if asked and start.step > last:
         raise PtxtrainError(f"{path} stands at step {start.step}, past --steps {last}; give it a later step")
-    say(f"{path} has finished its {last} steps; `ptxtrain resume {path} --steps N` takes it further")
+    say(f"{path} has finished its {last} steps; `{rundir.resume_command(path)} --steps N` takes it further")
     click.echo(f"digest {start.digest()}")
 
 

@@ -32,7 +32,7 @@ from ptxtrain.engine.checkpointfiles import (
 )
 from ptxtrain.engine.durable import Durable, is_real_directory
 from ptxtrain.engine.errors import PtxtrainError
-from ptxtrain.engine.rundir import RunDirectory, read_info, run_and_step
+from ptxtrain.engine.rundir import RunDirectory, read_info, resume_command, run_and_step
 from ptxtrain.engine.sealed import Damaged
 from ptxtrain.engine.stepdirs import aside_step, is_leftover, list_steps, set_aside, step_name
 from ptxtrain.engine.tensorfile import Place, TensorPlace
@@ -368,7 +368,7 @@ def load_and_refused(
         raise NoCheckpoint(f"{run} has no checkpoint: it ended before its first save.")
     newest = max(refused)
     others = "" if len(refused) == 1 or step is not None else f" (and none of {len(refused) - 1} older ones)"
-    again = f"Begin again by `ptxtrain resume {run} --step 0`, or start another run."
+    again = f"Begin again by `{resume_command(run)} --step 0`, or start another run."
     remedy = "Leave the step out to use the newest good one." if step is not None else again
     raise PtxtrainError(f"{run}/ckpt/{step_name(newest)} cannot be used{others}: {refused[newest]}. {remedy}")
 

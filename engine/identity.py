@@ -43,11 +43,11 @@ def split_numerics(numerics: str) -> tuple[str, str]:
 def changes(start: Snapshot, info: RunInfo, dataset: Dataset | None, numerics: str | None) -> list[Change]:
     """How `dataset` and `numerics` (None: not looked at) differ from what `start` was made with, in the order of KINDS."""
     found: list[Change] = []
-    if dataset is not None:
+    if dataset is not None and data_id(dataset.identity()) != (start.data_id or info.data_id):
+        found.append(Change("data", _data_text(start, info, dataset)))
+        # Only here: data that were accepted once came with their tokenizer.
         if dataset.tokenizer_digest != info.tokenizer_sha256:
             found.append(Change("tokenizer", f"its tokenizer is not that of {dataset.directory}"))
-        if data_id(dataset.identity()) != (start.data_id or info.data_id):
-            found.insert(0, Change("data", _data_text(start, info, dataset)))
     if numerics is not None:
         before, now = (split_numerics(which) for which in (start.numerics_id or info.numerics_id, numerics))
         if before[1] != now[1]:

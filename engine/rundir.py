@@ -19,6 +19,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import sys
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ else:
 RUNS = Path("runs")  # where runs without a directory of their own are made and looked for
 _FORMAT = 1
 _RUN_LIMIT = 16 << 20  # bytes of run.json: the data identity has a line per shard
-_TOKENIZER_LIMIT = 256 << 20
+TOKENIZER_LIMIT = 256 << 20
 _OURS_BEFORE_RUN_JSON = {"run.lock", "ckpt", "tokenizer.json", ".tmp-tokenizer.json", ".tmp-run.json"}
 _STEP_NAME = re.compile(r"step-(\d{8,})")
 
@@ -79,9 +80,11 @@ class RunInfo:
     def check_tokenizer(self) -> None:
         """Raises PtxtrainError where `tokenizer.json` is missing or is not the one that the run was made with."""
         try:
-            data = read_regular(self.tokenizer, _TOKENIZER_LIMIT)
+            data = read_regular(self.tokenizer, TOKENIZER_LIMIT)
         except OSError as error:
-            raise PtxtrainError(f"cannot read {self.tokenizer}: {error.strerror}.") from error
+            raise PtxtrainError(
+                f"cannot read {self.tokenizer}: {error.strerror}. Copy tokenizer.json from the run's dataset there."
+            ) from error
         if hashlib.sha256(data).hexdigest() != self.tokenizer_sha256:
             raise PtxtrainError(
                 f"{self.tokenizer} is not the tokenizer that the run was made with (its digest differs). "
@@ -124,7 +127,7 @@ class RunDirectory:
         seed = config.train.seed if seed is None else seed
         refuse_existing(path)
         try:
-            tokenizer = read_regular(tokenizer_path, _TOKENIZER_LIMIT)
+            tokenizer = read_regular(tokenizer_path, TOKENIZER_LIMIT)
         except OSError as error:
             raise PtxtrainError(f"cannot read tokenizer {tokenizer_path}: {error.strerror}.") from error
         lock = -1
@@ -209,11 +212,19 @@ def data_id(identity: dict[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()[:16]
 
 
+def resume_command(path: Path, steps: int | None = None, data: Path | None = None) -> str:
+    """What carries a run on, as a shell takes it. `steps` and `data`: where they are not the run's own."""
+    words = ["ptxtrain", "resume", str(path)]
+    words += ["--steps", str(steps)] if steps is not None else []
+    words += ["--data", str(data)] if data is not None else []
+    return shlex.join(words)
+
+
 def refuse_existing(path: Path) -> None:
     """Raises PtxtrainError unless a run can be made at `path`: nothing there, an empty directory, or an unfinished start."""
     if (path / "run.json").exists():
         raise PtxtrainError(
-            f"{path} already holds a run. Go on with it by `ptxtrain resume {path}`, or name another --run."
+            f"{path} already holds a run. Go on with it by `{resume_command(path)}`, or name another --run."
         )
     try:
         names = {entry.name for entry in os.scandir(path)}

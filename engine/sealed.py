@@ -37,10 +37,11 @@ def unseal(data: bytes, name: str) -> dict[str, Any]:
 
 
 def read_sealed(path: Path, limit: int) -> dict[str, Any]:
-    """Reads and unseals a file of at most `limit` bytes. Raises Damaged; FileNotFoundError where there is none."""
+    """Reads and unseals a file of at most `limit` bytes. Raises Damaged; FileNotFoundError or NotADirectoryError where
+    there is none."""
     try:
         data = read_regular(path, limit)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
         raise Damaged(f"{path.name} cannot be read: {error.strerror}") from error

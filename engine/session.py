@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from ptxtrain.data.loader import Loader, Position, ValidationReader, sort_rows
 from ptxtrain.engine.checkpoint import Saver, Snapshot, list_steps
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
+from ptxtrain.engine.durable import read_regular
 from ptxtrain.engine.errors import DeviceError, PtxtrainError, StoppedSaved, StoppedUnsaved
 from ptxtrain.engine.feeder import I32
 from ptxtrain.engine.generate import generate
@@ -25,7 +28,7 @@ from ptxtrain.engine.metrics import Metrics, read_metrics
 from ptxtrain.engine.parameters import parameter_table
 from ptxtrain.engine.preflight import check_disk, make_step
 from ptxtrain.engine.progress import Cadence, View
-from ptxtrain.engine.rundir import RunDirectory, data_id
+from ptxtrain.engine.rundir import TOKENIZER_LIMIT, RunDirectory, data_id, resume_command
 from ptxtrain.engine.sampler import Sampling
 from ptxtrain.engine.signals import Stop, StopRequested
 from ptxtrain.engine.step import TrainStep
@@ -63,6 +66,7 @@ def train(
     DeviceError, and PtxtrainError on data or numbers that cannot be used; each says which step is safe.
     """
     data = data_id(dataset.identity())
+    resume = go_on(run, dataset, last)
     with Metrics(run.info.metrics, warn=view.note) as metrics:
         metrics.log(
             begins_after=start.step,
@@ -82,7 +86,7 @@ def train(
             announce=view.note,
             warn=view.note,
         )
-        stop.last_good = lambda: _newest(saver, start)
+        stop.last_good = lambda: _newest(saver, start, resume)
         view.history(_losses(run, start.step))
         try:
             with stop.raising():
@@ -90,7 +94,7 @@ def train(
         except StopRequested:
             stop.describe = lambda: f"step {start.step} is being saved"
             saver.submit(start)
-            return _ended(Outcome(start, False, None, None, None), saver, start)
+            return _ended(Outcome(start, False, None, None, None), saver, start, resume)
         except (PtxtrainError, DataError):
             if start.step == 0 and not list_steps(run.path):
                 metrics.close()
@@ -104,7 +108,7 @@ def train(
             last=last,
             reader=loader,
             sort=sort_rows,
-            locate=lambda number, position: _batch(loader, run, number, position, config),
+            locate=lambda number, position: _batch(loader, run, dataset, number, position),
             validation=validation,
             sample=lambda stopping: _sample(step, config, dataset.end_of_text, decode, run.info.seed, stopping),
             saves=saver,
@@ -117,8 +121,8 @@ def train(
             outcome = trainer.run()
         except PtxtrainError as error:
             saver.wait()  # a snapshot is host memory: a device's failure does not touch it
-            raise type(error)(f"{str(error).rstrip('.')}; {_newest(saver, start)}") from error
-        return _ended(outcome, saver, start)
+            raise type(error)(f"{str(error).rstrip('.')}; {_newest(saver, start, resume)}") from error
+        return _ended(outcome, saver, start, resume)
 
 
 def _ready(
@@ -160,37 +164,69 @@ def _compiled(view: View) -> Callable[[int, int], None]:
     return progress
 
 
-def _batch(loader: Loader, run: RunDirectory, step: int, position: Position, config: Config) -> str:
+def _batch(loader: Loader, run: RunDirectory, dataset: Dataset, step: int, position: Position) -> str:
     """A step's batch in words: its sequences, where they lie, and the command that prints them."""
-    context = config.model.context
     parts = [
-        f"{rows} sequence{'s' if rows > 1 else ''} of {context} from token {start.token:,} of {loader.shards[start.file].path}"
-        for start, rows in loader.spans(position, config.batch.sequences)
+        f"{rows} sequence{'s' if rows > 1 else ''} of {loader.context} from token {start.token:,} of "
+        f"{loader.shards[start.file].path}"
+        for start, rows in loader.spans(position, run.config.batch.sequences)
     ]
-    return f"{' and '.join(parts)}; `ptxtrain inspect-batch {run.path} --step {step}` prints them"
+    words = ["ptxtrain", "inspect-batch", str(run.path), "--step", str(step)]
+    if (elsewhere := _elsewhere(run, dataset)) is not None:
+        words += ["--data", str(elsewhere)]
+    return f"{' and '.join(parts)}; `{shlex.join(words)}` prints them"
 
 
-def _newest(saver: Saver, start: Snapshot) -> str:
+def mend_tokenizer(run: RunDirectory, dataset: Dataset, note: Callable[[str], None]) -> None:
+    """Takes the dataset's tokenizer.json for the run's own where that is missing or damaged and its digest is the same.
+
+    Raises PtxtrainError where it is another, or where it cannot be written.
+    """
+    try:
+        run.info.check_tokenizer()
+    except PtxtrainError as error:
+        if dataset.tokenizer_digest != run.info.tokenizer_sha256:
+            raise
+        try:
+            run.io.write_once(run.info.tokenizer, read_regular(Path(dataset.tokenizer_path), TOKENIZER_LIMIT))
+        except OSError as failed:
+            raise PtxtrainError(f"{error} It could not be done here: {failed.strerror}") from failed
+        run.info.check_tokenizer()
+        note(f"{run.info.tokenizer} was missing or damaged; copied again from {dataset.directory}")
+
+
+def go_on(run: RunDirectory, dataset: Dataset, last: int) -> str:
+    """The command that goes on to step `last` with these data, wherever the run ends."""
+    return resume_command(run.path, last if last != run.config.train.steps else None, _elsewhere(run, dataset))
+
+
+def _elsewhere(run: RunDirectory, dataset: Dataset) -> Path | None:
+    """Where the data lie, if not where the run has them."""
+    place = Path(dataset.directory)
+    return None if str(place.resolve()) == run.config.data.path else place
+
+
+def _newest(saver: Saver, start: Snapshot, resume: str) -> str:
     """Which state is safe, in words."""
     step = saver.last_saved if saver.last_saved is not None else (start.step or None)
     if step is None:
         return "nothing has been saved yet"
-    return f"step {step} is the newest saved; go on with `ptxtrain resume {saver.run.path}`"
+    return f"step {step} is the newest saved; go on with `{resume}`"
 
 
-def stopped(run: RunDirectory, outcome: Outcome) -> StoppedSaved:
-    """What a stop by request says."""
-    return StoppedSaved(f"stopped; step {outcome.snapshot.step} is saved. Go on with: ptxtrain resume {run.path}")
+def stopped(outcome: Outcome, resume: str) -> StoppedSaved:
+    """What a stop by request says. `resume` is the command that goes on."""
+    return StoppedSaved(f"stopped; step {outcome.snapshot.step} is saved. Go on with: {resume}")
 
 
-def _ended(outcome: Outcome, saver: Saver, start: Snapshot) -> Outcome:
+def _ended(outcome: Outcome, saver: Saver, start: Snapshot, resume: str) -> Outcome:
     """Wait for the last save. What the data did wrong is raised once the state before it is safe."""
     save = saver.wait()
     if save is not None and not save.saved:
         why = f"{str(outcome.failure).rstrip('.')}; " if outcome.failure is not None else ""
-        raise StoppedUnsaved(f"{why}step {save.step} could not be saved: {save.error}; {_newest(saver, start)}")
+        raise StoppedUnsaved(f"{why}step {save.step} could not be saved: {save.error}; {_newest(saver, start, resume)}")
     if outcome.failure is not None:
-        raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {_newest(saver, start)}") from outcome.failure
+        raise PtxtrainError(f"{str(outcome.failure).rstrip('.')}; {_newest(saver, start, resume)}") from outcome.failure
     return outcome
 
 

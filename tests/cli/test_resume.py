@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from runs import Done, metrics, ptxtrain
 
+from ptxtrain.data.tokenizer import load_tokenizer
 from ptxtrain.engine import numerics
 from ptxtrain.engine.identity import join_numerics, split_numerics
 from ptxtrain.engine.rundir import read_info
+from ptxtrain.engine.step import TrainStep
 
 
 @pytest.fixture(scope="module")
@@ -114,15 +119,60 @@ def test_another_tokenizer_is_named_beside_the_data(copy: Path, retokenised: Pat
     assert ptxtrain("resume", copy, "--steps", 14, "--data", retokenised, "--accept-data").code == 1
     accepted = ["--accept-data", "--accept-tokenizer"]
     assert ptxtrain("resume", copy, "--steps", 14, "--data", retokenised, *accepted).code == 0
+    assert ptxtrain("resume", copy, "--steps", 15, "--data", retokenised).code == 0, (
+        "the checkpoint says what it was made with"
+    )
+    shown = ptxtrain("inspect-batch", copy, "--step", 15, "--data", retokenised, "--json")
+    sequence = json.loads(shown.out)["sequences"][0]
+    tokenizer = load_tokenizer(retokenised / "tokenizer.json")
+    assert sequence["text"] == tokenizer.decode(sequence["tokens"]), (
+        "the text of the data is read by their own tokenizer"
+    )
 
 
-def test_a_changed_tokenizer_of_the_run_stops_it(copy: Path) -> None:
-    before = (copy / "tokenizer.json").read_bytes()
-    (copy / "tokenizer.json").write_bytes(before + b" ")
+@pytest.mark.parametrize("damage", ["changed", "gone"])
+def test_a_damaged_tokenizer_of_the_run_is_taken_from_its_data_again(
+    copy: Path, retokenised: Path, damage: str
+) -> None:
+    """Only the very one that the run was made with; and nothing is touched before."""
+    place = copy / "tokenizer.json"
+    before = place.read_bytes()
+    place.write_bytes(before + b" ") if damage == "changed" else place.unlink()
+    tree = _tree(copy)
+    accepted = ["--accept-data", "--accept-tokenizer"]
+    refused = ptxtrain("resume", copy, "--steps", 14, "--data", retokenised, *accepted, "--step", 5)
+    assert refused.code == 1 and "Copy tokenizer.json from the run's dataset" in refused.line
+    assert _tree(copy) == tree
     done = ptxtrain("resume", copy, "--steps", 14)
-    assert done.code == 1 and "tokenizer.json has the SHA-256" in done.line
-    (copy / "tokenizer.json").write_bytes(before)
-    assert ptxtrain("resume", copy, "--steps", 14).code == 0
+    assert done.code == 0 and "tokenizer.json was missing or damaged; copied again from" in done.err
+    assert place.read_bytes() == before
+
+
+def test_the_command_to_go_on_is_one_that_a_shell_takes(
+    preset: Path, dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It goes on to the same step with the same data, from a path with a space and a quote in it."""
+    moved, path = tmp_path / "da ta", tmp_path / "it's a run"
+    first = ptxtrain(
+        "train", "--preset", preset, "--data", shutil.copytree(dataset, moved), "--run", path, "--steps", 2
+    )
+    assert first.code == 0, first.err
+    moved.rename(moved := tmp_path / "elsewhere to")
+    finish = TrainStep.finish
+
+    def at_step_4(self: TrainStep, step: int, lr: float) -> object:
+        if step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return finish(self, step, lr)
+
+    monkeypatch.setattr(TrainStep, "finish", at_step_4)
+    stopped = ptxtrain("resume", path, "--steps", 6, "--data", moved)
+    monkeypatch.undo()
+    assert stopped.code == 2, stopped.err
+    words = shlex.split(stopped.err.rpartition("Go on with: ")[2])
+    assert words == ["ptxtrain", "resume", str(path), "--steps", "6", "--data", str(moved)]
+    done = ptxtrain(*words[1:])
+    assert done.code == 0 and "step 6 of 6" in done.out
 
 
 def test_how_many_checkpoints_stay_is_an_option(preset: Path, dataset: Path, tmp_path: Path) -> None:

@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "other data is taken",
         "ptxtrain.engine.identity",
-        "        if data_id(dataset.identity()) !=",
-        "        if False and data_id(dataset.identity()) !=",
+        "and data_id(dataset.identity()) !=",
+        "and False and data_id(dataset.identity()) !=",
         on.other_data,
     ),
     # The arithmetic of a step.
