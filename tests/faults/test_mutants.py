@@ -42,7 +42,7 @@ UPDATE = """            self._update(flight)
 """
 COPY = """        flight.result = self._step.finish(flight.number, flight.lr)
         flight.end = self._free = self._device.record()
-        if self._cadence.due(flight.number) or flight.number == self._last:
+        if self._saves_behind(flight.number):
             try:
                 flight.copy = self._step.begin_snapshot()
 """
