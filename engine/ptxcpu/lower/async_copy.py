@@ -9,9 +9,20 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat
 from ptxtrain.engine.ptxcpu.lower.places import lane_array
+from ptxtrain.engine.ptxcpu.lower.steps import (
+    Stepped,
+    address_lines,
+    arguments,
+    first_pointer,
+    is_quads,
+    parameters,
+    stepped_in,
+)
 from ptxtrain.engine.ptxcpu.tree import Imm, Instruction, Reg
 
 LINE = 64  # bytes of a cache line
+LANE_BYTES = 16  # of the largest copy
+QUAD = 4  # lanes whose copies fill a line
 
 # Arrays of the lanes' addresses, and what to add to each.
 _ENDS = "ptr %dst, i64 %dst.offset, ptr %src, i64 %src.offset"
@@ -27,17 +38,20 @@ def lower_cp(ctx: Context, ins: Instruction) -> None:
     if not isinstance(size, Imm) or size.value not in (4, 8, 16):
         raise ctx.refuse(ins, "cp.async copies 4, 8 or 16 bytes")
     emit = ctx.emit
-    ends = [lane_array(ctx, ins, o, space) for o, space in zip(ins.operands[:2], ("shared", "global"), strict=True)]
-    arguments = ", ".join(f"ptr {slot}, i64 {offset}" for slot, offset in ends)
+    kept = [stepped_in(ctx, o, space) for o, space in zip(ins.operands[:2], ("shared", "global"), strict=True)]
     mask = ctx.lane_mask()
     # A cache policy is a 64-bit register behind the size; it changes nothing here.
     extra = next((o for o in ins.operands[3:] if not (isinstance(o, Reg) and o.type.endswith("64"))), None)
     if extra is None or (isinstance(extra, Imm) and extra.value >= size.value):
+        if kept[0] is not None and kept[1] is not None:
+            _copy_stepped(ctx, (kept[0], kept[1]), size.value, mask)
+            return
+        ends, both = _arrays(ctx, ins)
         name = f"cp.async.{size.value}" + (".masked" if mask else "")
         emit.declare("llvm.prefetch.p0", "void", "ptr, i32 immarg, i32 immarg, i32 immarg")
         ctx.helpers.setdefault(name, _copy(name, size.value, masked=mask is not None))
         tail = f", i32 {ctx.mask_bits(mask)}" if mask else f", i64 {_ahead(ctx, ends[1][0])}"
-        emit.do(f'call void @"{name}"({arguments}{tail})')
+        emit.do(f'call void @"{name}"({both}{tail})')
         return
     if isinstance(extra, Reg) and extra.type == "pred":
         ignored = ctx.get(extra, "i1", LANES)
@@ -46,10 +60,95 @@ def lower_cp(ctx: Context, ins: Instruction) -> None:
         counts = ctx.get(extra, "i32", LANES)
     slot = emit.alloca("[32 x i32], align 64", "counts")
     emit.do(f"store <32 x i32> {counts}, ptr {slot}, align 64")
-    name = f"cp.async.{size.value}.part"
-    ctx.helpers.setdefault(name, _copy_part(name, size.value))
     bits = ctx.mask_bits(mask) if mask else "-1"
-    emit.do(f'call void @"{name}"({arguments}, ptr {slot}, i32 {bits})')
+    if kept[0] is not None and kept[1] is not None:
+        to, of = kept[0].kept.bits, kept[1].kept.bits
+        name = f"cp.async.{size.value}.part.{to}.{of}"
+        ends_of = f"{parameters('d', to)}, {parameters('s', of)}"
+        ctx.helpers.setdefault(name, _copy_part(name, size.value, ends_of, _lane_loop("entry", to, of)))
+        both = f"{arguments(ctx, kept[0])}, {arguments(ctx, kept[1])}"
+        emit.do(f'call void @"{name}"({both}, ptr {slot}, i32 {bits})')
+        return
+    _, both = _arrays(ctx, ins)
+    name = f"cp.async.{size.value}.part"
+    ctx.helpers.setdefault(name, _copy_part(name, size.value, _ENDS, _LANE_OF_ARRAYS))
+    emit.do(f'call void @"{name}"({both}, ptr {slot}, i32 {bits})')
+
+
+def _copy_stepped(ctx: Context, ends: tuple[Stepped, Stepped], size: int, mask: str | None) -> None:
+    """Whole copies between addresses that have roots; of 16 bytes by quads of lanes where those lie side by side."""
+    emit = ctx.emit
+    dst, src = ends
+    name = f"cp.async.{size}.{dst.kept.bits}.{src.kept.bits}"
+    ctx.helpers.setdefault(name, _copy_lanes(name, size, dst.kept.bits, src.kept.bits))
+    bits = ctx.mask_bits(mask) if mask else "-1"
+    call = f'call void @"{name}"({arguments(ctx, dst)}, {arguments(ctx, src)}, i32 {bits})'
+    if size != LANE_BYTES or mask is not None:
+        emit.do(call)
+        return
+    whole, apart, done = emit.label("quads"), emit.label("lanes"), emit.label("copied")
+    emit.branch(emit.op(f"and i1 {is_quads(ctx, dst, size)}, {is_quads(ctx, src, size)}"), whole, apart)
+    emit.start(apart)
+    emit.do(call)
+    emit.jump(done)
+    emit.start(whole)
+    for lane in range(0, LANES, QUAD):
+        value = emit.op(f"load <16 x i32>, ptr {first_pointer(ctx, src, lane)}, align {LANE_BYTES}")
+        emit.do(f"store <16 x i32> {value}, ptr {first_pointer(ctx, dst, lane)}, align {LANE_BYTES}")
+    emit.jump(done)
+    emit.start(done)
+
+
+def _copy_lanes(name: str, size: int, to: int, of: int) -> str:
+    """The copies of a mask's lanes."""
+    ends = f"{parameters('d', to)}, {parameters('s', of)}"
+    lines = [f'define internal void @"{name}"({ends}, i32 %mask) noinline nounwind {{', "entry:", "  br label %lanes"]
+    lines += [
+        *_lane_loop("entry", to, of),
+        f"  %v = load i{8 * size}, ptr %s, align {size}",
+        f"  store i{8 * size} %v, ptr %d, align {size}",
+        "  br label %next",
+        *_LANE_NEXT,
+    ]
+    return "\n".join([*lines, "}"])
+
+
+def _lane_loop(before: str, to: int, of: int) -> list[str]:
+    """Lines of a loop over the lanes of %mask up to the body of one, with its pointers %d and %s."""
+    lines = [
+        "lanes:",
+        f"  %lane = phi i64 [0, %{before}], [%lane.next, %next]",
+        "  %lane32 = trunc i64 %lane to i32",
+        "  %shifted = lshr i32 %mask, %lane32",
+        "  %bit = and i32 %shifted, 1",
+        "  %is.here = icmp ne i32 %bit, 0",
+        "  br i1 %is.here, label %here, label %next",
+        "here:",
+    ]
+    for end, bits in (("s", of), ("d", to)):
+        lines += [
+            f"  %{end}.at = getelementptr i{bits}, ptr %{end}.array, i64 %lane",
+            f"  %{end}.0 = load i{bits}, ptr %{end}.at",
+            f"  %{end}.sum = add i{bits} %{end}.0, %{end}.moved",
+            *address_lines(end, bits, f"%{end}.sum", f"%{end}"),
+        ]
+    return lines
+
+
+_LANE_NEXT = (
+    "next:",
+    "  %lane.next = add i64 %lane, 1",
+    f"  %on = icmp ult i64 %lane.next, {LANES}",
+    "  br i1 %on, label %lanes, label %done",
+    "done:",
+    "  ret void",
+)
+
+
+def _arrays(ctx: Context, ins: Instruction) -> tuple[list[tuple[str, int]], str]:
+    """Both ends as arrays of pointers, and as arguments of a helper."""
+    ends = [lane_array(ctx, ins, o, space) for o, space in zip(ins.operands[:2], ("shared", "global"), strict=True)]
+    return ends, ", ".join(f"ptr {slot}, i64 {offset}" for slot, offset in ends)
 
 
 def _ahead(ctx: Context, sources: str) -> str:
@@ -99,25 +198,32 @@ def _copy(name: str, size: int, *, masked: bool) -> str:
     return "\n".join([*lines, "  ret void", "}"])
 
 
-def _copy_part(name: str, size: int) -> str:
+_LANE_OF_ARRAYS = [
+    "lanes:",
+    "  %lane = phi i64 [0, %entry], [%lane.next, %next]",
+    "  %lane32 = trunc i64 %lane to i32",
+    "  %shifted = lshr i32 %mask, %lane32",
+    "  %bit = and i32 %shifted, 1",
+    "  %is.here = icmp ne i32 %bit, 0",
+    "  br i1 %is.here, label %here, label %next",
+    "here:",
+    "  %s.at = getelementptr ptr, ptr %src, i64 %lane",
+    "  %s.0 = load ptr, ptr %s.at",
+    "  %s = getelementptr i8, ptr %s.0, i64 %src.offset",
+    "  %d.at = getelementptr ptr, ptr %dst, i64 %lane",
+    "  %d.0 = load ptr, ptr %d.at",
+    "  %d = getelementptr i8, ptr %d.0, i64 %dst.offset",
+]
+
+
+def _copy_part(name: str, size: int, ends: str, lane: list[str]) -> str:
     """The first counts[lane] bytes of each lane's source, zeros behind them; a count of 0 reads nothing."""
-    return f"""define internal void @"{name}"({_ENDS}, ptr %counts, i32 %mask) noinline nounwind {{
+    loop = "\n".join(lane)
+    after = "\n".join(_LANE_NEXT)
+    return f"""define internal void @"{name}"({ends}, ptr %counts, i32 %mask) noinline nounwind {{
 entry:
   br label %lanes
-lanes:
-  %lane = phi i64 [0, %entry], [%lane.next, %next]
-  %lane32 = trunc i64 %lane to i32
-  %moved = lshr i32 %mask, %lane32
-  %bit = and i32 %moved, 1
-  %is.here = icmp ne i32 %bit, 0
-  br i1 %is.here, label %here, label %next
-here:
-  %s.at = getelementptr ptr, ptr %src, i64 %lane
-  %s.0 = load ptr, ptr %s.at
-  %s = getelementptr i8, ptr %s.0, i64 %src.offset
-  %d.at = getelementptr ptr, ptr %dst, i64 %lane
-  %d.0 = load ptr, ptr %d.at
-  %d = getelementptr i8, ptr %d.0, i64 %dst.offset
+{loop}
   %c.at = getelementptr i32, ptr %counts, i64 %lane
   %count = load i32, ptr %c.at
   %is.whole = icmp uge i32 %count, {size}
@@ -141,10 +247,5 @@ byte:
   store i8 %b, ptr %b.d
   %i.next = add i64 %i, 1
   br label %bytes
-next:
-  %lane.next = add i64 %lane, 1
-  %on = icmp ult i64 %lane.next, {LANES}
-  br i1 %on, label %lanes, label %done
-done:
-  ret void
+{after}
 }}"""

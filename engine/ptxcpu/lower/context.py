@@ -35,6 +35,9 @@ from ptxtrain.engine.ptxcpu.uniformity import Analysis, Info, Shape
 
 if TYPE_CHECKING:
     from ptxtrain.engine.ptxcpu.lower.checks import Checks
+    from ptxtrain.engine.ptxcpu.lower.steps import Kept
+    from ptxtrain.engine.ptxcpu.lower.tiles import Queue
+    from ptxtrain.engine.ptxcpu.roots import Root
 
 # Opcodes whose results are not formulas of bits.
 ARITHMETIC = frozenset("add sub mul mad fma div sqrt ld shfl mma ldmatrix".split())
@@ -90,6 +93,7 @@ class Context:
         self.masked = False  # inside a region
         self.guard_mask: str | None = None  # the lanes that a varying guard lets through
         self.straight: str | None = None  # the slot of the flag that no loose form has needed its correction
+        self.is_alone = False  # the block is one warp, whose barriers have nobody to wait for
         self.has_barrier = False  # some instruction suspends the warp
         self.has_reduction = False  # bar.red
         self.spins = False  # some loop waits for others and lets them run
@@ -101,10 +105,15 @@ class Context:
         self.arrays: dict[
             tuple[str, str, int, int], str
         ] = {}  # address arrays already in memory: see `memory.lane_array`
-        self.tiles: dict[int, tuple[str, int, int]] = {}  # what matrix tiles hold: address, version, block
-        self.turns: dict[str, int] = {}  # tiles of each layout used so far
+        self.fragment_slots: dict[int, str] = {}  # their memory, and how many registers each has
+        self.fragment_sizes: dict[int, int] = {}
+        self.alive_fragments: Callable[[], frozenset[int]] = frozenset  # that are read before they are written
+        self.queue: Queue
         self.partner: dict[int, Instruction] = {}  # id of a product -> the one that is done with it
         self.done_before: set[int] = set()  # ids of products that were done with their partner
+        self.roots: dict[str, Root] = {}  # registers that are kept as a root and a scalar: see `steps`
+        self.kept: dict[int, Kept] = {}  # roots by the id of their instruction
+        self.moved: dict[str, str] = {}  # the slots of the scalars
         self.opcode = ""  # of the instruction that is being lowered
         self.uses_zero = False  # whether `_blended` needs its zero
         self.uses_tiles = False  # whether the kernel needs matrix tiles set up
@@ -242,10 +251,6 @@ class Context:
 
     def _load_lanes(self, store: Storage, scalar: str) -> str:
         """The vector of a varying register."""
-        if store.layout is not None and store.layout.endswith("2"):
-            name, text = register_function(store.layout, store.index, write=False)
-            self.helpers.setdefault(name, text)
-            return self.emit.op(f"call <32 x i32> @{name}(ptr {store.slot})")
         if store.layout is not None:
             return read_register(self.emit, store.slot, store.layout, store.index)
         return self.emit.op(f"load {vec(scalar, LANES)}, ptr {store.slot}")
@@ -295,7 +300,7 @@ class Context:
             mask = self.lane_mask()
             if mask is not None:
                 value = self._blended(scalar, mask, value, self._load_lanes(store, scalar))
-        if store.layout is not None and store.layout.endswith("2"):
+        if store.layout is not None and store.layout[0] != "A":
             name, text = register_function(store.layout, store.index, write=True)
             self.helpers.setdefault(name, text)
             emit.do(f"call void @{name}(ptr {store.slot}, <32 x i32> {value})")

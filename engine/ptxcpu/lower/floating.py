@@ -112,6 +112,9 @@ def lower_float(ctx: Context, ins: Instruction) -> None:
     floats = Floats(ctx, type_, ctx.lanes_of(*operands))
     values = [floats.load(o) for o in operands]
     ftz = ins.has("ftz")
+    if ftz and ins.opcode == "ex2" and type_ == "f32" and not ins.has("sat", "relu"):
+        floats.store(ins.operands[0], functions.call(ctx.emit, "ex2.ftz", values[0], floats.count))
+        return
     if ftz:
         values = [floats.flush(v) for v in values]
     result = compute(ctx, ins, floats, values)

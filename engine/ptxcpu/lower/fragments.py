@@ -6,9 +6,9 @@ of m16n8k16 products of brain floats lies in memory as the tile that the process
 
     A   16 rows of 32 bytes, k along the row: register i is 16 bytes of rows 8 (i % 2) + g at byte 16 (i / 2)
     B   8 rows of 32 bytes, a row for each pair of k, a word for each column: register i is rows 4 i + t, word g
-    C   16 rows of 8 f32: registers 0 and 1 are the even and odd columns of rows g, 2 and 3 of rows 8 + g
+    C   16 rows of 8 f32, 64 bytes apart: registers 0 and 1 are the even and odd columns of rows g, 2 and 3 of rows 8 + g
     B2  two B side by side, rows of 64 bytes: what one ldmatrix.x4 brings for two products
-    C2  two C side by side, rows of 64 bytes: the sums of two products that follow each other with the same A and the two
+    C2  two C side by side: the sums of two products that follow each other with the same A and the two
         halves of a B2, which are then one product of tiles (`pairs`)
 
 Reading or writing one register of such a fragment is a load and a shuffle; ldmatrix writes the layout as it goes.
@@ -30,6 +30,7 @@ TILE = 4 * WORD  # bytes of an A or C tile
 WORDS = "<32 x i32>"
 
 _GROUP = {"A": 4, "B": 2, "C": 4, "B2": 4, "C2": 8}  # registers of one tile
+BYTES = {"A": TILE, "B": TILE, "C": 2 * TILE, "B2": TILE + 64, "C2": 2 * TILE}  # and its memory, read in rows of 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ def place_fragments(blocks: Sequence[Block], analysis: Analysis, *, tiles: bool)
     for number, layout in layouts.items():
         if layout == "B" and sizes[number] == 4:
             layouts[number] = "B2"
+    layouts = {number: layout for number, layout in layouts.items() if sizes[number] == _GROUP[layout]}
     partners = _partners(blocks, placed, layouts, sizes)
     for name, (number, i) in placed.items():
         if number in partners:
@@ -179,9 +181,9 @@ def paired(blocks: Sequence[Block], placed: dict[str, Placement]) -> Iterator[tu
             yield first, second
 
 
-def fragment_bytes(size: int) -> int:
-    """Memory of a fragment of `size` registers, a whole number of tiles."""
-    return (size + 3) // 4 * TILE
+def fragment_bytes(size: int, layout: str | None) -> int:
+    """Memory of a fragment of `size` registers."""
+    return BYTES[layout] if layout is not None else (size + 3) // 4 * TILE
 
 
 # One register of a tile
@@ -209,7 +211,7 @@ def _piece(layout: str, index: int) -> _Piece:
         return _Piece(256 * (index % 2), 8, 32, 8, order(lambda g, t: 8 * g + 4 * (index // 2) + t))
     if layout[0] == "C":
         half, i = divmod(index, 4)
-        stride = 64 if layout == "C2" else 32
+        stride = 64
         return _Piece(8 * stride * (i // 2) + 32 * half, 8, stride, 8, order(lambda g, t: 8 * g + 2 * t + i % 2))
     half, i = divmod(index, 2)
     stride = 64 if layout == "B2" else 32
@@ -294,14 +296,6 @@ def register_function(layout: str, index: int, *, write: bool) -> tuple[str, str
         head, last = f"{WORDS} @{name}(ptr %tile)", f"ret {WORDS} {value}"
     body = "\n".join(emit.lines)
     return name, f"define internal {head} noinline nounwind memory(argmem: readwrite) {{\n{body}\n  {last}\n}}"
-
-
-def tile_address(emit: Emitter, slot: str, placement: Placement) -> tuple[str, int]:
-    """The tile that a placed register is in, and its index there."""
-    group = _GROUP[placement.layout or "C"]
-    number, index = divmod(placement.position, group)
-    offset = number * group * WORD
-    return (emit.op(f"getelementptr i8, ptr {slot}, i64 {offset}") if offset else slot), index
 
 
 def matrix_orders(layout: str | None, *, transposed: bool) -> list[int]:

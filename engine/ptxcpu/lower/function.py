@@ -20,8 +20,11 @@ from ptxtrain.engine.ptxcpu.lower.fragments import paired, place_fragments
 from ptxtrain.engine.ptxcpu.lower.layouts import layout, layout_globals, layout_params
 from ptxtrain.engine.ptxcpu.lower.names import Names
 from ptxtrain.engine.ptxcpu.lower.slots import allocate_fragments
+from ptxtrain.engine.ptxcpu.lower.steps import finish_roots
+from ptxtrain.engine.ptxcpu.lower.tiles import Queue
+from ptxtrain.engine.ptxcpu.roots import find_roots
 from ptxtrain.engine.ptxcpu.spins import SYNCHRONISING, may_wait
-from ptxtrain.engine.ptxcpu.tree import Function, Module, Operand, PtxError, Symbol
+from ptxtrain.engine.ptxcpu.tree import Function, Instruction, Module, Operand, PtxError, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import Analysis, Shape
 from ptxtrain.engine.ptxcpu.webs import split_webs
 
@@ -68,6 +71,11 @@ def _used_symbols(blocks: list[Block]) -> set[str]:
     return names
 
 
+def _is_plain_barrier(ins: Instruction) -> bool:
+    """Whether a barrier waits for the whole block or for the warp."""
+    return ins.has("warp") or (len(ins.operands) == 1 and not ins.has("arrive", "red", "cluster"))
+
+
 class _Driver(Flow):
     def __init__(self, module: Module, function: Function, shape: Shape, checked: bool = False) -> None:
         self.messages = trap_messages(module)
@@ -89,14 +97,25 @@ class _Driver(Flow):
         self.ctx = Context(module, self.analysis, shape)
         self.checks = self.ctx.checks = Checks(self.ctx, self.blocks, self._alive) if checked else None
         self.ctx.alive = self._alive
+        self.ctx.is_alone = (
+            not checked
+            and shape.warps == 1
+            and all(_is_plain_barrier(ins) for b in self.blocks for ins in b.body if ins.opcode in ("bar", "barrier"))
+        )
         self.at = -1  # the block that is being lowered
+        self.position = 0
+        self._reads = None
         self.region: Region | None = None  # and the region that it is in
         self.ctx.local_bytes = self.local
         self.ctx.products = bf16_products()
         tiles = self.ctx.products == "tiles"
         placed = place_fragments(self.blocks, self.analysis, tiles=tiles)
         allocate_fragments(self.ctx, placed)
+        self.ctx.queue = Queue(self.ctx)
+        self.ctx.alive_fragments = self._alive_fragments
         self.ctx.partner = {id(first): second for first, second in paired(self.blocks, placed)}
+        if not checked:
+            self.ctx.roots = find_roots(self.blocks, self.analysis)
         self.labels = [f"b{b.index}" for b in self.blocks]
         self.pending: dict[int, str] = {}
         self.exit_masks: dict[int, str] = {}
@@ -123,6 +142,7 @@ class _Driver(Flow):
                 self._plain_block(block)
         for region in self.analysis.regions:
             self._region(region)
+        finish_roots(ctx)
         body = "\n".join(emit.lines)
         warp = self._warp_function(body, partial)
         coroutine = ctx.has_barrier

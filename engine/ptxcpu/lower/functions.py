@@ -198,13 +198,18 @@ def f64_to_f32_odd(emit: Emitter, value: str, n: int) -> str:
 _ZMM = 16  # f32 of a 512-bit register
 
 
+def _has_scalef(n: int) -> bool:
+    """Whether `_power` is one instruction."""
+    return n % _ZMM == 0 and "+avx512f" in host_features()[1]
+
+
 def _power(emit: Emitter, y: str, whole: str, n: int) -> str:
     """y * 2^whole, rounded once, subnormal results too; whole is an integral f32 in [-252, 254], or NaN and the result of no use.
 
     By AVX-512's vscalefps where there is one, which takes the exponent as a float, else in two exact steps: the same bits.
     """
     m = Math(emit, n)
-    if n % _ZMM == 0 and "+avx512f" in host_features()[1]:
+    if _has_scalef(n):
         return _scalef(emit, y, whole, n)
     exponent = m.to_int(m.pick(m.cmp("uno", whole, whole), m.k(0.0), whole))
     half = m.int("ashr", exponent, m.ki(1))
@@ -237,18 +242,29 @@ def _scalef(emit: Emitter, y: str, whole: str, n: int) -> str:
     return found[0]
 
 
-def _ex2(emit: Emitter, x: str, n: int) -> str:
-    """2^x: the nearest integer apart, a polynomial of degree 7 for the rest (0.9 ulp)."""
+def _ex2(emit: Emitter, x: str, n: int, *, flushed: bool = False) -> str:
+    """2^x: the nearest integer apart, a polynomial of degree 7 for the rest (0.9 ulp).
+
+    `flushed`: subnormal arguments and results are zeros. An argument below 2^-126 gives 1 anyway, and results are subnormal
+    for arguments below -126 alone, so that two flushes cost one comparison.
+    """
     m = Math(emit, n)
     # Past these the result is infinity or zero whatever the argument; the clamp keeps the integer small.
-    high = m.pick(m.cmp("ogt", x, m.k(129.0)), m.k(129.0), x)
-    clamped = m.pick(m.cmp("olt", high, m.k(-151.0)), m.k(-151.0), high)
+    clamped = m.pick(m.cmp("ogt", x, m.k(129.0)), m.k(129.0), x)
+    if not (flushed and _has_scalef(n)):
+        clamped = m.pick(m.cmp("olt", clamped, m.k(-151.0)), m.k(-151.0), clamped)
     whole = m.unary("rint", clamped)
     rest = m.f("fsub", clamped, whole)
     coefficients = [math.log(2.0) ** k / math.factorial(k) for k in range(8)]
     y = m.horner(rest, coefficients)
-    is_nan = m.cmp("uno", x, x)
-    return m.pick(is_nan, x, _power(emit, y, whole, n))
+    y = _power(emit, y, whole, n)
+    if flushed:
+        y = m.pick(m.cmp("olt", x, m.k(-126.0)), m.k(0.0), y)
+    return m.pick(m.cmp("uno", x, x), x, y)
+
+
+def _ex2_flushed(emit: Emitter, x: str, n: int) -> str:
+    return _ex2(emit, x, n, flushed=True)
 
 
 def _lg2(emit: Emitter, x: str, n: int) -> str:
@@ -313,6 +329,7 @@ def _tanh(emit: Emitter, x: str, n: int) -> str:
 
 _FUNCTIONS: dict[str, Callable[[Emitter, str, int], str]] = {
     "ex2": _ex2,
+    "ex2.ftz": _ex2_flushed,
     "lg2": _lg2,
     "sin": _sine(0),
     "cos": _sine(1),

@@ -9,7 +9,8 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import ALL_LANES, Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat, vec
 from ptxtrain.engine.ptxcpu.lower.places import Place, place_of, space_of
-from ptxtrain.engine.ptxcpu.lower.quads import SIZES, gather_quads, scatter_quads
+from ptxtrain.engine.ptxcpu.lower.quads import SIZES, gather_quads, load_stepped, scatter_quads, store_stepped
+from ptxtrain.engine.ptxcpu.lower.steps import stepped
 from ptxtrain.engine.ptxcpu.tree import (
     TYPE_BITS,
     Instruction,
@@ -51,7 +52,13 @@ def lower_ld(ctx: Context, ins: Instruction) -> None:
             _put(ctx, target, value, type_, 1)
         _order(ctx, ins, "acquire")
         return
-    values = load_lanes(ctx, place, bits, count, volatile)
+    at = None
+    if bits == 32 and count in SIZES and not volatile and place.lanes is not None and place.base is None:
+        at = stepped(ctx, ins, ins.operands[1])
+    if at is not None:
+        values = load_stepped(ctx, at, count)
+    else:
+        values = load_lanes(ctx, place, bits, count, volatile)
     _order(ctx, ins, "acquire")
     for target, value in zip(targets, values, strict=True):
         _put(ctx, target, value, type_, LANES)
@@ -214,6 +221,11 @@ def lower_st(ctx: Context, ins: Instruction) -> None:
     volatile = "volatile " if ins.has("volatile", "relaxed", "release", "mmio") else ""
     if ins.has("cs") and space in ("global", "generic"):
         volatile = STREAM
+    if bits == 32 and count in SIZES and not volatile and place.lanes is not None and place.base is None:
+        at = stepped(ctx, ins, ins.operands[0])
+        if at is not None:
+            store_stepped(ctx, at, values)
+            return
     if place.scalar is not None:
         for i, value in enumerate(values):
             text = _highest(ctx, value, bits)

@@ -26,9 +26,9 @@ from ptxtrain.engine.ptxcpu.lower.emitter import LANES, Emitter, splat
 from ptxtrain.engine.ptxcpu.lower.fragments import (
     WORD,
     is_tile_product,
-    join,
     matrix_orders,
 )
+from ptxtrain.engine.ptxcpu.lower.matrices import bring
 from ptxtrain.engine.ptxcpu.lower.places import lane_array, space_of
 from ptxtrain.engine.ptxcpu.lower.slots import address_of, copy_back, note_writes, run_of
 from ptxtrain.engine.ptxcpu.lower.tiles import tile_product
@@ -271,47 +271,18 @@ def lower_ldmatrix(ctx: Context, ins: Instruction) -> None:
     layout = run[1] if run is not None and run[1] in ("A", "B", "B2") and run[2] == 0 else None
     if layout in ("A", "B2") and count != 4:
         layout = None
-    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}{'.' + layout if layout else ''}"
+    name = f"ldmatrix.x{count}{'.trans' if transposed else ''}.to.{layout}"
     if name not in ctx.helpers:
-        ctx.helpers[name] = _ldmatrix_helper(ctx, name, count, layout, transposed=transposed)
+        helper = _Helper(name, "d rows", ", i64 %offset")
+        bring(helper.emit, layout, count, transposed=transposed, row=helper.row)
+        # The rows lie in shared memory, so the helper reads more than its arguments' memory.
+        ctx.helpers[name] = _add(ctx, helper).replace("memory(argmem: readwrite)", "")
     rows, offset = lane_array(ctx, ins, ins.operands[1], space_of(ins))
     slot, copied = address_of(ctx, target, layout, read=False)
     note_writes(ctx, target)
     ctx.emit.do(f'call void @"{name}"(ptr {slot}, ptr {rows}, i64 {offset})')
     if copied:
         copy_back(ctx, target, slot, layout)
-
-
-def _ldmatrix_helper(ctx: Context, name: str, count: int, layout: str | None, *, transposed: bool) -> str:
-    helper = _Helper(name, "d rows", ", i64 %offset")
-    emit = helper.emit
-    order = matrix_orders(layout, transposed=transposed)
-    wholes = []
-    for matrix in range(count):
-        parts = [emit.op(f"load <4 x i32>, ptr {helper.row(8 * matrix + row)}, align 16") for row in range(8)]
-        whole = join(emit, parts, 4)
-        if order != list(range(64)):
-            halves = emit.op(f"bitcast {_I} {whole} to <64 x i16>")
-            whole = emit.op(f"bitcast <64 x i16> {_shuffle(emit, '<64 x i16>', halves, order)} to {_I}")
-        wholes.append(whole)
-    if layout == "A":
-        # Rows of the tile are rows of two matrices behind each other: stored whole, so that a tile's load can take them
-        # from the store that is still under way.
-        pieces = ", ".join(f"i32 {LANES * part + 4 * row + i}" for row in range(8) for part in (0, 1) for i in range(4))
-        for half in (0, 1):
-            both = emit.op(f"shufflevector {_I} {wholes[half]}, {_I} {wholes[half + 2]}, <64 x i32> <{pieces}>")
-            helper.store("d", 2 * half, both, "<64 x i32>")
-    elif layout == "B2":
-        # A row has eight columns of the first product and eight of the second.
-        pieces = ", ".join(f"i32 {LANES * part + 8 * row + i}" for row in range(4) for part in (0, 1) for i in range(8))
-        for step in (0, 1):
-            both = emit.op(f"shufflevector {_I} {wholes[step]}, {_I} {wholes[step + 2]}, <64 x i32> <{pieces}>")
-            helper.store("d", 2 * step, both, "<64 x i32>")
-    else:
-        for matrix, whole in enumerate(wholes):
-            helper.store("d", matrix, whole)
-    # The rows lie in shared memory, so the helper reads more than its arguments' memory.
-    return _add(ctx, helper).replace("memory(argmem: readwrite)", "")
 
 
 def lower_stmatrix(ctx: Context, ins: Instruction) -> None:

@@ -14,6 +14,7 @@ from ptxtrain.engine.ptxcpu.lower.integer import INTEGER
 from ptxtrain.engine.ptxcpu.lower.memory import lower_ld, lower_st
 from ptxtrain.engine.ptxcpu.lower.mma import MATRIX
 from ptxtrain.engine.ptxcpu.lower.moves import lower_cvta, lower_isspacep, lower_mov
+from ptxtrain.engine.ptxcpu.lower.steps import note_step
 from ptxtrain.engine.ptxcpu.lower.warp import (
     lower_activemask,
     lower_barrier,
@@ -78,5 +79,6 @@ def lower_opcode(ctx: Context, ins: Instruction) -> None:
             return
         if not lower_affine(ctx, ins):
             lowering(ctx, ins)
+        note_step(ctx, ins)
     except (AssertionError, KeyError, ValueError, IndexError, StopIteration, TypeError) as error:
         raise ctx.refuse(ins, f"this form of {ins.opcode} is not known ({error})") from error

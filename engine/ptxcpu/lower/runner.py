@@ -414,9 +414,9 @@ deadlock:
 """
 
 
-# Matrix tiles: palette 1; the bytes of a row of each of the eight (C2 C2 C A A B2 B2 B, see `fragments`), then their rows.
-_ROW_BYTES = (64, 64, 32, 32, 32, 64, 64, 32)
-_TILE_ROWS = (16, 16, 16, 16, 16, 8, 8, 8)
+# Matrix tiles: palette 1; the bytes of a row of each of the eight (four sums, two A, two B, see `tiles`), then their rows.
+_ROW_BYTES = (64, 64, 64, 64, 32, 32, 64, 64)
+_TILE_ROWS = (16, 16, 16, 16, 16, 16, 8, 8)
 _TILE_BYTES = [1, *([0] * 15), *(b for n in _ROW_BYTES for b in (n, 0)), *([0] * 16), *_TILE_ROWS, *([0] * 8)]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 from ptxtrain.engine.ptxcpu.lower.context import Context, Storage
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES
 from ptxtrain.engine.ptxcpu.lower.fragments import (
+    BYTES,
     TILE,
     WORD,
     WORDS,
     Placement,
     fragment_bytes,
     read_register,
-    tile_address,
     write_register,
 )
 from ptxtrain.engine.ptxcpu.tree import Operand, Reg, Sink, Vector
@@ -26,9 +26,12 @@ def allocate_fragments(ctx: Context, placed: dict[str, Placement]) -> None:
     sizes: dict[int, int] = {}
     for place in placed.values():
         sizes[place.fragment] = max(sizes.get(place.fragment, 0), place.position + 1)
+    layouts = {place.fragment: place.layout for place in placed.values()}
     slots = {
-        number: emit.alloca(f"[{fragment_bytes(size)} x i8], align 64", "fragment") for number, size in sizes.items()
+        number: emit.alloca(f"[{fragment_bytes(size, layouts[number])} x i8], align 64", "fragment")
+        for number, size in sizes.items()
     }
+    ctx.fragment_slots, ctx.fragment_sizes = slots, sizes
     # Addresses within the slots are made in the entry block, behind the slots.
     before, emit.lines = emit.lines, []
     for name, place in placed.items():
@@ -37,8 +40,7 @@ def allocate_fragments(ctx: Context, placed: dict[str, Placement]) -> None:
             at = emit.op(f"getelementptr i8, ptr {slot}, i64 {WORD * place.position}")
             ctx.storage[name] = Storage(at)
         else:
-            at, index = tile_address(emit, slot, place)
-            ctx.storage[name] = Storage(at, None, place.layout, index)
+            ctx.storage[name] = Storage(slot, None, place.layout, place.position)
     emit.allocas += emit.lines
     emit.lines = before
     ctx.fragments = placed
@@ -70,7 +72,8 @@ def address_of(
     if run is not None and run[1] == layout and (layout is None or run[2] == 0):
         return ctx.storage[run[0].name].slot, False
     elements = operand.elements if isinstance(operand, Vector) else (operand,)
-    slot = ctx.emit.alloca(f"[{max(TILE, WORD * len(elements))} x i8], align 64", "copy")
+    size = max(TILE, WORD * len(elements), BYTES[layout] if layout else 0)
+    slot = ctx.emit.alloca(f"[{size} x i8], align 64", "copy")
     if read:
         for i, element in enumerate(elements):
             value = ctx.get(element, "i32", LANES)
@@ -98,3 +101,17 @@ def note_writes(ctx: Context, operand: Operand) -> None:
     for element in elements_of(operand):
         if isinstance(element, Reg):
             ctx.note_write(element)
+
+
+def rows_of_sums(ctx: Context, values: list[Operand]) -> tuple[str, int] | None:
+    """Where the eight rows of two registers of sums begin, 64 bytes apart, if they are even and odd columns of a tile's rows."""
+    places = [ctx.fragments.get(v.name) if isinstance(v, Reg) else None for v in values]
+    if len(places) != 2:
+        return None
+    first, second = places
+    if first is None or second is None or first.layout not in ("C", "C2") or first.fragment != second.fragment:
+        return None
+    if first.position % 2 or second.position != first.position + 1:
+        return None
+    half, i = divmod(first.position, 4)
+    return ctx.fragment_slots[first.fragment], 8 * 64 * (i // 2) + 32 * half

@@ -308,6 +308,8 @@ def lower_barrier(ctx: Context, ins: Instruction) -> None:
     if ins.has("cluster"):
         raise ctx.refuse(ins, "clusters are not supported")
     emit = ctx.emit
+    if ctx.is_alone and not ctx.masked and ctx.guard_mask is None:
+        return
     ctx.has_barrier = True
     if ctx.masked or ctx.guard_mask is not None:
         _come_together(ctx, ins)
