@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,15 @@ from kitbench import DTYPES, FLOATS, Float, Place, check, normal, rounded, slope
 from ptxtrain.engine import kit
 
 SHAPES = [(1, 1), (5, 33), (3, 1000), (2, 4099)]
+
+
+def whole(place: Place, x: Any) -> Any:
+    """Targets where the place has its memory, in their own dtype."""
+    if place.kind == "cpu":
+        return x
+    import cupy
+
+    return cupy.asarray(x)
 
 
 def formula(
@@ -36,7 +46,7 @@ def test_against_float64(place: Place, rows: int, vocab: int, dtype: str, index:
     targets = np.random.default_rng(vocab).integers(0, vocab, rows)
     targets[rows // 2 :: 3] = -100
     given = place.put(logits, dtype)
-    hot = targets.astype(index) if place.kind == "cpu" else __import__("cupy").asarray(targets.astype(index))
+    hot = whole(place, targets.astype(index))
     made = [place.empty((rows,)), place.empty((rows,)), place.empty((rows, vocab), dtype)]
     options = {"z_loss": 1e-3, "scale": 0.25}
     names = dict(zip(("loss", "lse", "dlogits"), made, strict=True))
@@ -53,14 +63,14 @@ def test_against_float64(place: Place, rows: int, vocab: int, dtype: str, index:
 
 
 def test_the_gradient_is_the_slope(place: Place) -> None:
-    logits, targets = normal(1, 3, 7), np.array([2, -100, 6], np.int32)
+    logits, targets = normal(1, 3, 7), whole(place, np.array([2, -100, 6], np.int32))
 
     def loss(x: Float) -> float:
-        return float(np.float64(kit.cross_entropy(x, targets, z_loss=0.1, gradient=False)[0]).sum())
+        found = kit.cross_entropy(place.put(x), targets, z_loss=0.1, gradient=False)[0]
+        return float(place.get(found).astype(np.float64).sum())
 
-    if place.kind == "cpu":
-        found = kit.cross_entropy(logits, targets, z_loss=0.1)[2]
-        np.testing.assert_allclose(found, slope(loss, logits, 1e-2), atol=2e-4)
+    found = kit.cross_entropy(place.put(logits), targets, z_loss=0.1)[2]
+    np.testing.assert_allclose(place.get(found), slope(loss, logits, 1e-2), atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -68,11 +78,8 @@ def test_edges(place: Place, dtype: str) -> None:
     """-inf has probability 0, a row of it loss inf and a gradient of -1; huge and equal logits are no NaN."""
     inf = np.inf
     rows = [[-inf, 1, 2, -inf], [-inf] * 4, [60000, 60000, 0, -60000], [5] * 4, [-inf, 0, 0, 0]]
-    if place.kind != "cpu":
-        pytest.skip("targets on the host")
-    logits, targets = np.array(rows).astype(DTYPES[dtype]), np.array([1, 3, 0, 2, 0], np.int32)
-    loss, lse, dlogits = kit.cross_entropy(logits, targets)
-    assert dlogits is not None
+    logits, targets = np.array(rows).astype(DTYPES[dtype]), whole(place, np.array([1, 3, 0, 2, 0], np.int32))
+    loss, lse, dlogits = (place.get(x) for x in kit.cross_entropy(place.put(logits, dtype), targets))
     e = np.exp(1.0)
     np.testing.assert_allclose(loss, [np.log(1 + e), inf, np.log(2), np.log(4), inf], rtol=1e-3)
     assert lse[1] == -inf and np.isfinite(lse[[0, 2, 3, 4]]).all()
@@ -87,27 +94,23 @@ def test_edges(place: Place, dtype: str) -> None:
     np.testing.assert_allclose(dlogits.astype(np.float32), wanted, atol=4e-3)
     bad = logits.copy()
     bad[0, 2] = np.nan
-    assert np.isnan(kit.cross_entropy(bad, targets)[0][0])
+    assert np.isnan(place.get(kit.cross_entropy(place.put(bad, dtype), targets)[0])[0])
 
 
 def test_any_number_can_be_the_ignored_one(place: Place) -> None:
     """A class of its own (2), whose rows are 0, while its column still counts for the others."""
     logits, targets = normal(5, 4, 6), np.array([2, 0, 5, 2], np.int32)
-    if place.kind != "cpu":
-        pytest.skip("targets on the host")
-    found = kit.cross_entropy(logits, targets, ignore_index=2)
+    found = kit.cross_entropy(place.put(logits), whole(place, targets), ignore_index=2)
     for x, exact in zip(found, formula(logits.astype(np.float64), targets, 0.0, 1.0, 2), strict=True):
-        np.testing.assert_allclose(x, exact, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(place.get(x), exact, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("target", [-1, 6, 2**40 + 1])
 def test_a_target_that_is_none_is_never_silent(place: Place, monkeypatch: pytest.MonkeyPatch, target: int) -> None:
     """Where targets are not looked at beforehand, as on a GPU: the row is NaN, and nothing else is touched."""
     monkeypatch.setattr(sys.modules["ptxtrain.engine.kit.cross_entropy"], "_check_targets", lambda *_: None)
-    if place.kind != "cpu":
-        pytest.skip("targets on the host")
-    loss, lse, dlogits = kit.cross_entropy(normal(5, 3, 6), np.array([1, target, 5], np.int64))
-    assert dlogits is not None
+    targets = whole(place, np.array([1, target, 5], np.int64))
+    loss, lse, dlogits = (place.get(x) for x in kit.cross_entropy(place.put(normal(5, 3, 6)), targets))
     assert np.isnan(loss).tolist() == [False, True, False] and np.isfinite(lse).all()
     assert np.isnan(dlogits[1]).all() and np.isfinite(dlogits[[0, 2]]).all()
 
