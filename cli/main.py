@@ -13,6 +13,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except MemoryError:
         say("error: out of memory; use a smaller --set batch.micro_batch=…, which does not change the result")
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
+        where = f"{error.filename}: " if error.filename else "cannot write to stdout: " if _by_echo(error) else ""
         say(f"error: {where}{error.strerror or error}")
     return 1
 
@@ -141,6 +142,14 @@ def _usage_error(error: click.UsageError) -> int:
     else:
         say(f"error: {error.format_message().rstrip('.')}; see `{path} --help`".replace("\n", " "))
     return 1  # not click's 2, which here means "stopped and saved: resume"
+
+
+def _by_echo(error: OSError) -> bool:
+    """Whether it is stdout that failed (a full disk behind it); what is left for it is dropped then."""
+    if not any(frame.f_code is click.echo.__code__ for frame, _ in traceback.walk_tb(error.__traceback__)):
+        return False
+    silence_stdout()
+    return True
 
 
 def silence_stdout() -> None:

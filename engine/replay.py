@@ -20,17 +20,16 @@ from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.history import BITS, History, read_history, shown
 from ptxtrain.engine.parameters import parameter_table
+from ptxtrain.engine.preflight import make_step
 from ptxtrain.engine.progress import Cadence, View
 from ptxtrain.engine.rundir import RunInfo
 from ptxtrain.engine.sealed import Damaged
 from ptxtrain.engine.session import untrained
 from ptxtrain.engine.signals import Stop
-from ptxtrain.engine.step import TrainStep
 from ptxtrain.engine.trainer import Trainer
 
 if TYPE_CHECKING:
     from ptxtrain.data.shards import Dataset
-
 
 _ANY_NUMBER = 1 << 30
 
@@ -109,7 +108,7 @@ def replay(
     if not any(history.expected(step) for step in range(start.step + 1, last + 1)):
         raise PtxtrainError(f"{info.metrics} has no line of steps {start.step + 1} to {last}: nothing to compare with")
     comparer = _Comparer(history, start)
-    step = TrainStep(config, device)
+    config, step = make_step(config, device, view.note)
     step.load(start.params, start.m, start.v)
     train = dataclasses.replace(config.train, validate_every=0, sample_every=0, save_every=0, save_minutes=0.0)
     # Where a guard stopped the run, somebody told it to go on.

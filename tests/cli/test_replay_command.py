@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from runs import Done, metrics, ptxtrain
+from runs import Done, metrics, process, ptxtrain
 
-from ptxtrain.engine import numerics
+from ptxtrain.engine import numerics, preflight
 from ptxtrain.engine.checkpoint import Saver, Snapshot, load
 from ptxtrain.engine.ops import adamw
 from ptxtrain.engine.parameters import parameter_table
@@ -107,6 +108,24 @@ def test_a_checkpoint_that_is_not_the_steps_is_told_by_tensor_and_index(copy: Pa
     done = ptxtrain("replay", copy, "--from", 10, "--to", 12)
     assert done.code == 1 and f"replayed | checkpoint: m.{table[1].name}[0, 3] is " in done.line
     assert f"1 of {3 * len(table)} tensors differ" in done.line
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_at_once_with_1_and_the_run_as_it_was(copy: Path, number: signal.Signals) -> None:
+    """Not 2, which says that something was saved: a replay saves nothing, and has not been passed."""
+    before = _tree(copy)
+    with process("replay", copy, "--from", 0, "--to", 1_000_000) as running:
+        running.until("step 1/")
+        running.send(number)
+        done = running.wait(20)
+    assert done.code == 1 and done.out == "" and done.err.rstrip().endswith("stopped") and "Traceback" not in done.err
+    assert _tree(copy) == before
+
+
+def test_too_little_memory_halves_the_micro_batch(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "missing", lambda config, device: "no" if config.batch.micro_batch > 1 else None)
+    done = ptxtrain("replay", copy)
+    assert done.code == 0 and "going on with 1, which gives the same bits" in done.err, done.err
 
 
 def test_what_cannot_be_replayed_is_one_line(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
