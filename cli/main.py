@@ -111,7 +111,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
         return outcome if isinstance(outcome, int) else 0
     except click.UsageError as error:
-        return _usage_error(error)
+        return _usage_error(error, sys.argv[1:] if argv is None else argv)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except click.ClickException as error:
@@ -135,8 +135,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
-def _usage_error(error: click.UsageError) -> int:
-    path = error.ctx.command_path if error.ctx is not None else "ptxtrain"
+def _usage_error(error: click.UsageError, argv: Sequence[str]) -> int:
+    command = f" {argv[0]}" if argv and argv[0] in COMMANDS else ""
+    path = error.ctx.command_path if error.ctx is not None else f"ptxtrain{command}"
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         error.show()
     else:

@@ -84,7 +84,7 @@ def resume_run(
     from ptxtrain.engine.numerics import numerics_id
     from ptxtrain.engine.parameters import parameter_table
 
-    path = path or rundir.newest_run()
+    path = path or rundir.newest_run(note=say)
     stop = Stop()
     unchanged = StoppedSaved(f"stopped; the run is as it was. Go on with: {rundir.resume_command(path, steps, data)}")
     with stop.handlers(), _as_error(unchanged), rundir.RunDirectory.open(path) as run:
@@ -126,9 +126,10 @@ def changed(config: Config, overrides: Sequence[str]) -> Config:
     for text in overrides:
         section, key, value = parse_override(text)
         if f"{section}.{key}" not in FREE and values[section][key] != value:
+            remedy = f"--steps {value} goes on to another last step" if key == "steps" else "Start another run for it"
             raise PtxtrainError(
                 f"--set {text}: the run has {section}.{key} = {values[section][key]}, and changing it would change the "
-                f"result; resume may change {', '.join(FREE)}. Start another run for it"
+                f"result; resume may change {', '.join(FREE)}. {remedy}"
             )
         values[section][key] = value
     return from_dict(values, "the run's configuration")

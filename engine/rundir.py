@@ -22,6 +22,7 @@ import secrets
 import shlex
 import socket
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -248,14 +249,20 @@ def new_run_path(preset: str, root: Path = RUNS) -> Path:
     return path
 
 
-def newest_run(root: Path = RUNS) -> Path:
-    """The run under `root` that was made last, by the time in its run.json. Raises PtxtrainError where there is none."""
+def newest_run(root: Path = RUNS, note: Callable[[str], None] = print) -> Path:
+    """The run under `root` that was made last, by the time in its run.json. Raises PtxtrainError where there is none.
+
+    One whose run.json cannot be used may be the one that is meant: each gets a line to `note`.
+    """
     found: list[tuple[str, str, Path]] = []
     if root.is_dir():
         for entry in os.scandir(root):
-            with contextlib.suppress(PtxtrainError):
+            try:
                 info = read_info(Path(entry.path))
                 found.append((info.created, entry.name, info.path))
+            except PtxtrainError as error:
+                if os.path.lexists(os.path.join(entry.path, "run.json")):
+                    note(f"left out: {error}")
     if not found:
         raise PtxtrainError(f"there is no run under {root}{os.sep}. Start one with `ptxtrain train --preset tiny`.")
     return max(found)[2]

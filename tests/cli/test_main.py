@@ -73,6 +73,11 @@ def test_usage_errors_exit_1_with_one_line(argv: str, capsys: pytest.CaptureFixt
     assert "--help`" in err
 
 
+def test_an_option_without_its_value_names_the_commands_own_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert edge.main(["resume", "a", "--data"]) == 1
+    assert capsys.readouterr().err == "error: Option '--data' requires an argument; see `ptxtrain resume --help`\n"
+
+
 def test_no_command_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert edge.main([]) == 1
     assert "Commands:" in capsys.readouterr().err

@@ -180,9 +180,11 @@ def test_the_newest_run_is_the_one_made_last(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / "runs", name=name) for name in ("b", "c", "a")]
     (tmp_path / "runs" / "zzz").mkdir()
     os.utime(runs[0].path)
-    assert newest_run(tmp_path / "runs") == runs[2].path
+    assert newest_run(tmp_path / "runs", note=pytest.fail) == runs[2].path
     (runs[2].path / "run.json").write_bytes(json.dumps({}).encode())
-    assert newest_run(tmp_path / "runs") == runs[1].path
+    said: list[str] = []
+    assert newest_run(tmp_path / "runs", note=said.append) == runs[1].path
+    assert len(said) == 1 and said[0].startswith(f"left out: {runs[2].path}: run.json")
 
 
 def test_run_and_step(tmp_path: Path) -> None:
