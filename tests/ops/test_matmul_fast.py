@@ -232,7 +232,7 @@ def test_the_table_says_which_tile(m: int, n: int, parts: int, tile: tuple[int, 
 
 
 def test_two_cores_are_filled_by_few_blocks() -> None:
-    table = matmul_spec.cpu_table(2)
+    table = matmul_spec.cpu_table(2, "nn")
     found = [matmul_spec.choose("nn", "bf16", m, n, table=table) for m, n in ((2048, 256), (2048, 64), (64, 256))]
     assert [(spec.block_m, spec.block_n, spec.block_k) for spec in found] == [
         (128, 128, 64),
@@ -300,7 +300,7 @@ def test_mutants_are_caught(
     """The gradient over three sequences of 41 rows, which end within a tile and within a step."""
     monkeypatch.setattr(matmul_spec, "CHAIN_TILES", FORMS[form])
     monkeypatch.setattr(matmul_spec, "PART_ROWS", 32)
-    monkeypatch.setattr(matmul, "table", lambda rec: matmul_spec.GPU)  # the texts below are of its tiles
+    monkeypatch.setattr(matmul, "table", lambda rec, layout: matmul_spec.GPU)  # the texts below are of its tiles
     text = render.render(stem, matmul_spec.choose("tn", "bf16", 24, 40) if stem == "matmul" else None)
     assert text.count(old) >= 1, "the mutant's line is not there"
     rng = np.random.default_rng(7)
