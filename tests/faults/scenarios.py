@@ -83,6 +83,7 @@ def poisoned_weight(lab: Lab) -> None:
     run = lab.fresh()
     done = lab.train(run, inject=faults(poison={"step": 8, "what": "params"}))
     assert done.code == 3 and lab.check_states(run)[-1] == 6 and max(saved(done.err)) == 6, done.err
+    (run / "metrics.jsonl").unlink()  # it has the digest of a state that never should have been
     lab.survives(run, done.err)
 
 

@@ -40,7 +40,7 @@ def test_a_second_run_on_the_directory_exits_5_at_once_and_names_the_holder(
 def test_two_that_make_the_same_run_at_once(lab: Lab, figures: Figures) -> None:
     """One makes it, the other leaves with 5 or, a moment later, is told that there is a run."""
     run = lab.fresh()
-    hold = faults(hold_disk={"op": "write", "match": ".tmp-run.json", "seconds": 1.5})
+    hold = faults(hold_disk={"op": "write", "match": ".tmp-run.json", "seconds": 6.0})
     first = lab.start(*lab.train_argv(run), inject=hold)
     first.until("#at write")
     second = lab.train(run)
