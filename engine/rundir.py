@@ -272,10 +272,11 @@ def run_and_step(path: Path) -> tuple[Path, int | None]:
     """A RUN as (path, None), a CKPT `RUN/ckpt/step-00001514` as (RUN, 1514). Raises PtxtrainError on anything else."""
     if (path / "run.json").exists():
         return path, None
-    matched = _STEP_NAME.fullmatch(path.name)
-    run = path.absolute().parent.parent
-    if matched and path.absolute().parent.name == "ckpt" and (run / "run.json").exists():
-        return (path.parent.parent if len(path.parts) > 2 else run), int(matched[1])
+    whole = Path(os.path.abspath(path))  # of `.` and `../step-00001514` too
+    matched, run = _STEP_NAME.fullmatch(whole.name), whole.parent.parent
+    if matched and whole.parent.name == "ckpt" and (run / "run.json").exists():
+        as_given = len(path.parts) > 2 and ".." not in path.parts
+        return (path.parent.parent if as_given else run), int(matched[1])
     what = "does not exist" if not path.exists() else "is neither a run nor a checkpoint in a run"
     raise PtxtrainError(f"{path} {what}. Give a run directory (runs/NAME) or one of its ckpt/step-… directories.")
 

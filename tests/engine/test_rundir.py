@@ -187,10 +187,15 @@ def test_the_newest_run_is_the_one_made_last(tmp_path: Path) -> None:
     assert len(said) == 1 and said[0].startswith(f"left out: {runs[2].path}: run.json")
 
 
-def test_run_and_step(tmp_path: Path) -> None:
+def test_run_and_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path)
     assert run_and_step(run.path) == (run.path, None)
-    assert run_and_step(run.path / "ckpt" / "step-00001514") == (run.path, 1514)
+    step = run.path / "ckpt" / "step-00001514"
+    assert run_and_step(step) == (run.path, 1514)
+    step.mkdir()
+    monkeypatch.chdir(step)
+    for inside in (".", "../step-00001514", "../../ckpt/step-00001514"):
+        assert run_and_step(Path(inside)) == (run.path, 1514)
     for path in (run.path / "ckpt", run.path / "step-00000001", tmp_path / "none"):
         with pytest.raises(PtxtrainError, match="Give a run directory"):
             run_and_step(path)
