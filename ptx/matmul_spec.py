@@ -26,6 +26,7 @@ class Tile:
     outer: int  # rows of A or columns of B in the tile
     block_k: int
     k_rows: bool
+    pad: int = PAD  # bytes behind each row
 
     @property
     def rows(self) -> int:
@@ -37,7 +38,7 @@ class Tile:
 
     @property
     def row_bytes(self) -> int:
-        return 2 * self.columns + PAD
+        return 2 * self.columns + self.pad
 
     @property
     def nbytes(self) -> int:
@@ -79,6 +80,7 @@ class MatmulSpec:
     warps_n: int = 2
     stages: int = 3
     epilogue: Epilogue | None = None
+    pad: int = PAD  # bytes behind each row of a tile
 
     @property
     def outs(self) -> tuple[str, ...]:
@@ -118,11 +120,11 @@ class MatmulSpec:
 
     @property
     def a(self) -> Tile:
-        return Tile(self.block_m, self.block_k, self.layout[0] == "t")
+        return Tile(self.block_m, self.block_k, self.layout[0] == "t", self.pad)
 
     @property
     def b(self) -> Tile:
-        return Tile(self.block_n, self.block_k, self.layout[1] == "n")
+        return Tile(self.block_n, self.block_k, self.layout[1] == "n", self.pad)
 
     @property
     def stage_bytes(self) -> int:
@@ -170,11 +172,12 @@ class Choice:
     reason: str
     block_k: int = 32
     stages: int = 3
+    warps_m: int = 2
+    pad: int = PAD
 
     def spec(self, layout: str, dtype: str, epilogue: Epilogue | None = None) -> MatmulSpec:
-        return MatmulSpec(
-            layout, dtype, self.block_m, self.block_n, self.block_k, 2, self.warps_n, self.stages, epilogue
-        )  # fmt: skip
+        sizes = (self.block_m, self.block_n, self.block_k, self.warps_m, self.warps_n, self.stages)
+        return MatmulSpec(layout, dtype, *sizes, epilogue, self.pad)
 
 
 # The first row is taken whose grid has enough blocks and whose tiles stand over by at most an eighth of the columns and by no
@@ -186,13 +189,10 @@ CHOICES: tuple[Choice, ...] = (
     Choice(128, 64, 2, 1, "half the columns where 128 x 128 tiles would leave multiprocessors idle"),
     Choice(64, 64, 2, 0, "small products: as many blocks as there can be"),
 )
-# A CPU has no latency to hide by a third stage, and takes turns between the warps of a block at every barrier: with k tiles of 64
-# there are half as many (nn 217 to 308 GFLOP/s a core instead of 155 to 250). Where both factors are turned, tiles of 32 are the
-# faster ones all the same (tn 211 to 222 instead of 193).
+# One warp waits for nobody at barriers, and its code is half as long to compile as that of warps that take turns. A CPU has no
+# latency to hide by a third stage and no banks: without padding rows are whole cache lines, and a store across two costs twice.
 CPU_CHOICES: tuple[Choice, ...] = (
-    Choice(128, 128, 2, 1, "most arithmetic for each byte copied, in a tile that the second cache holds", 64, 2),
-    Choice(128, 64, 2, 1, "half the columns where 128 x 128 tiles would leave threads idle", 64, 2),
-    Choice(64, 64, 2, 0, "small products: as many blocks as there can be", 64, 2),
+    Choice(64, 64, 1, 0, "sums of 16 KB and two stages of 8, which the first cache of 48 KB holds", 32, 2, 1, 0),
 )
 
 
@@ -210,11 +210,7 @@ class Table:
 
 
 GPU = Table(CHOICES, 96)  # blocks that fill the smaller GPUs we aim at
-
-
-def cpu_table(threads: int, layout: str) -> Table:
-    """A few blocks a thread are enough to share the work evenly."""
-    return Table(CHOICES[1:] if layout == "tn" else CPU_CHOICES, 4 * threads)
+CPU = Table(CPU_CHOICES, 1)
 
 
 def choose(

@@ -62,7 +62,7 @@ def run(
     buffers = (out, a, b, null if residual is None else residual, null if bias is None else bias)
     if way == "fast" or (way is None and why is None):
         require(op, why is None, f"the tensor cores do not take this: {why}")
-        spec = matmul_spec.choose(layout, dtype, m, n, table=matmul.table(rec, layout), epilogue=epilogue)
+        spec = matmul_spec.choose(layout, dtype, m, n, table=matmul.table(rec), epilogue=epilogue)
         numbers = map(np.uint32, (m, n, k, lda, ldb, n, k, 0, out_dtype != "f32"))
         kernel = rec.ptx("matmul", spec=spec)
         shared = spec.shared_bytes

@@ -59,7 +59,7 @@ def run(
         PtxtrainError: a buffer is too small, a flag does not go with the others, or (fast) a row stride is no multiple of 8.
     """
     if way == "fast":
-        spec = spec or matmul_spec.choose(layout, dtype, m, n, table=table(rec, layout))
+        spec = spec or matmul_spec.choose(layout, dtype, m, n, table=table(rec))
         require(
             "matmul.run", spec.layout == layout and spec.dtype == dtype, f"the spec is for {spec.layout} {spec.dtype}"
         )
@@ -130,7 +130,7 @@ def gradient(
         x = a.view(start * m * item, length * m * item)
         y = b.view(start * n * item, length * n * item)
         parts = sequences * per_sequence
-        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, table(rec, "tn"))
+        chosen = spec or matmul_spec.choose("tn", dtype, m, n, parts, table(rec))
         _Fast(m, n, length, "tn", dtype, None, context).record(
             rec, chosen, partial, x, y, None, None, "f32", False, part=part, parts=parts
         )
@@ -159,10 +159,9 @@ def _sequences_together(m: int, n: int, sequences: int, per_sequence: int) -> in
     return max(1, min(sequences, PARTIAL_CAP // (4 * m * n * per_sequence)))
 
 
-def table(rec: Recorder, layout: str) -> Table:
+def table(rec: Recorder) -> Table:
     """The tiles to choose from on the recorder's device."""
-    threads: int = getattr(rec.device, "threads", 0)
-    return matmul_spec.cpu_table(threads, layout) if threads else matmul_spec.GPU
+    return matmul_spec.CPU if rec.device.kind == "cpu" else matmul_spec.GPU
 
 
 class _Fast:

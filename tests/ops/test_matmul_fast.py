@@ -231,14 +231,12 @@ def test_the_table_says_which_tile(m: int, n: int, parts: int, tile: tuple[int, 
     assert all(row.reason for row in (*matmul_spec.CHOICES, *matmul_spec.CPU_CHOICES))
 
 
-def test_two_cores_are_filled_by_few_blocks() -> None:
-    table = matmul_spec.cpu_table(2, "nn")
-    found = [matmul_spec.choose("nn", "bf16", m, n, table=table) for m, n in ((2048, 256), (2048, 64), (64, 256))]
-    assert [(spec.block_m, spec.block_n, spec.block_k) for spec in found] == [
-        (128, 128, 64),
-        (128, 64, 64),
-        (64, 64, 64),
-    ]
+def test_a_cpu_takes_one_warp_and_whole_cache_lines() -> None:
+    """Its tile fits the first cache, and no store of a row goes across two lines."""
+    for layout in ("nn", "nt", "tn", "tt"):
+        spec = matmul_spec.choose(layout, "bf16", 2048, 256, table=matmul_spec.CPU)
+        assert spec.threads == 32 and spec.a.row_bytes % 64 == spec.b.row_bytes % 64 == 0
+        assert 4 * spec.block_m * spec.block_n + spec.shared_bytes < 48 << 10
 
 
 # What is wrong, the kernel, its text, what stands there instead.
@@ -300,7 +298,7 @@ def test_mutants_are_caught(
     """The gradient over three sequences of 41 rows, which end within a tile and within a step."""
     monkeypatch.setattr(matmul_spec, "CHAIN_TILES", FORMS[form])
     monkeypatch.setattr(matmul_spec, "PART_ROWS", 32)
-    monkeypatch.setattr(matmul, "table", lambda rec, layout: matmul_spec.GPU)  # the texts below are of its tiles
+    monkeypatch.setattr(matmul, "table", lambda rec: matmul_spec.GPU)  # the texts below are of its tiles
     text = render.render(stem, matmul_spec.choose("tn", "bf16", 24, 40) if stem == "matmul" else None)
     assert text.count(old) >= 1, "the mutant's line is not there"
     rng = np.random.default_rng(7)

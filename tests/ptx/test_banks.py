@@ -8,14 +8,14 @@ import pytest
 
 from ptxtrain.ptx import attention_spec, banks
 from ptxtrain.ptx.attention_spec import AttentionSpec, DkvSpec, Rows
-from ptxtrain.ptx.matmul_spec import CHOICES, CPU_CHOICES, MatmulSpec, Tile
+from ptxtrain.ptx.matmul_spec import CHOICES, MatmulSpec, Tile
 
 ATTENTION = [
     make(head_dim)
     for make in (attention_spec.forward_spec, attention_spec.dq_spec, attention_spec.dkv_spec)
     for head_dim in attention_spec.HEAD_DIMS
 ]
-MATMUL = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in (*CHOICES, *CPU_CHOICES)]
+MATMUL = [row.spec(layout, "bf16") for layout in ("nn", "nt", "tn") for row in CHOICES]
 # Conflicts that are known and kept: (operand, columns of its tile) -> rounds beyond the least for a warp's copy, and why.
 KEPT = {
     ("rows along k", 32): (

@@ -7,18 +7,17 @@ they go to.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 from ptxtrain.engine.ptxcpu.cfg import EXIT, Block, Region
 from ptxtrain.engine.ptxcpu.lower.checks import Checks
 from ptxtrain.engine.ptxcpu.lower.context import Context
 from ptxtrain.engine.ptxcpu.lower.emitter import LANES, splat
-from ptxtrain.engine.ptxcpu.lower.fragments import Placement
 from ptxtrain.engine.ptxcpu.lower.opcodes import lower_opcode
+from ptxtrain.engine.ptxcpu.lower.reads import reads_of_fragments
 from ptxtrain.engine.ptxcpu.lower.warp import suspend
 from ptxtrain.engine.ptxcpu.tree import Function, Guard, Instruction, Symbol
 from ptxtrain.engine.ptxcpu.uniformity import Analysis
-from ptxtrain.engine.ptxcpu.uses import results, sources
 
 PATIENCE = 64  # rounds that lanes wait in a loop before other lanes of their warp run
 
@@ -83,7 +82,7 @@ class Flow:
     def _alive_fragments(self) -> frozenset[int]:
         """The fragments of matrix operands that are read, at or behind the current instruction, before they are written."""
         if self._reads is None:
-            self._reads = _reads_of_fragments(self.blocks, self.ctx.fragments)
+            self._reads = reads_of_fragments(self.blocks, self.ctx.fragments)
         return self._reads[self.at][self.position]
 
     # Blocks outside regions
@@ -387,43 +386,3 @@ class Flow:
         if skips:
             emit.jump(no)
             emit.start(no)
-
-
-def _reads_of_fragments(blocks: Sequence[Block], places: dict[str, Placement]) -> list[list[frozenset[int]]]:
-    """For each place in each block the fragments with registers that are read from there on before they are written."""
-    bits = {name: 1 << i for i, name in enumerate(places)}
-
-    def step(ins: Instruction, after: int) -> int:
-        if ins.guard is None:
-            for reg in results(ins):
-                after &= ~bits.get(reg.name, 0)
-        for reg in sources(ins):
-            after |= bits.get(reg.name, 0)
-        return after
-
-    at_start = [0] * len(blocks)
-    at_end = [0] * len(blocks)
-    changed = True
-    while changed:
-        changed = False
-        for block in reversed(blocks):
-            mask = 0
-            for s in block.inner_successors:
-                mask |= at_start[s]
-            at_end[block.index] = mask
-            for ins in reversed(block.body):
-                mask = step(ins, mask)
-            if mask != at_start[block.index]:
-                at_start[block.index], changed = mask, True
-    fragments = [place.fragment for place in places.values()]
-    found = []
-    sets: dict[int, frozenset[int]] = {}
-    for block in blocks:
-        masks = [at_end[block.index]]
-        for ins in reversed(block.body):
-            masks.append(step(ins, masks[-1]))
-        for mask in masks:
-            if mask not in sets:
-                sets[mask] = frozenset(f for i, f in enumerate(fragments) if mask >> i & 1)
-        found.append([sets[mask] for mask in reversed(masks)])
-    return found
