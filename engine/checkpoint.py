@@ -50,7 +50,6 @@ __all__ = [
     "load",
     "load_and_refused",
     "make_ready",
-    "prepare_resume",
     "step_name",
 ]
 
@@ -293,21 +292,6 @@ def load(
     if own is not None and step is not None and own != step:
         raise PtxtrainError(f"{path} is step {own}, and step {step} was asked for: leave one of them out.")
     return load_and_refused(run, table, step=own if step is None else step, note=note)[0]
-
-
-def prepare_resume(
-    run: RunDirectory,
-    table: Sequence[TensorPlace],
-    *,
-    step: int | None = None,
-    note: Callable[[str], None] = print,
-) -> Snapshot:
-    """Loads as `load` does, and makes the run ready to be saved into from there. Raises as `load` and `make_ready` do."""
-    _check_folder(run)
-    clear_leftovers(run, note)
-    snapshot, refused = load_and_refused(run.path, table, step=step, note=note)
-    make_ready(run, snapshot, refused, note=note)
-    return snapshot
 
 
 def make_ready(

@@ -53,10 +53,3 @@ def lr(
     if optimizer.schedule == "cosine":
         return peak * (ratio + (1.0 - ratio) * 0.5 * (1.0 + math.cos(math.pi * x)))
     return peak * (1.0 - (1.0 - ratio) * x)
-
-
-def bias_corrections(step: int, optimizer: OptimizerConfig) -> tuple[float, float]:
-    """(1 - beta1^step, 1 - beta2^step) of AdamW's update `step` (1, 2, …)."""
-    if step < 1:
-        raise ValueError(f"steps count from 1, not {step}")
-    return 1.0 - math.pow(optimizer.beta1, step), 1.0 - math.pow(optimizer.beta2, step)

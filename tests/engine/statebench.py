@@ -83,6 +83,20 @@ def snapshot(step: int, modules: Modules | None = None, **values: object) -> che
     return made
 
 
+def prepare_resume(
+    run: RunDirectory,
+    *,
+    step: int | None = None,
+    note: Callable[[str], None] = print,
+    modules: Modules | None = None,
+) -> checkpoint.Snapshot:
+    """Loads and makes ready, as `ptxtrain resume` does once nothing refuses."""
+    module = (modules or Modules()).checkpoint
+    found: tuple[checkpoint.Snapshot, set[int]] = module.load_and_refused(run.path, TABLE, step=step, note=note)
+    module.make_ready(run, *found, note=note)
+    return found[0]
+
+
 def same(a: checkpoint.Snapshot, b: checkpoint.Snapshot) -> bool:
     arrays = all(x.tobytes() == y.tobytes() for x, y in ((a.params, b.params), (a.m, b.m), (a.v, b.v)))
     return arrays and (a.step, a.position, a.best_val, a.state) == (b.step, b.position, b.best_val, b.state)
@@ -132,7 +146,7 @@ class Bench:
         self.run.close()
         self.io = self.modules.durable.Durable()
         self.run = RunDirectory.open(self.path, self.io)
-        resumed: checkpoint.Snapshot = self.modules.checkpoint.prepare_resume(self.run, TABLE, note=self.warned.append)
+        resumed = prepare_resume(self.run, note=self.warned.append, modules=self.modules)
         self.open_saver()
         return resumed
 

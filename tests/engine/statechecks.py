@@ -12,7 +12,20 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from statebench import BROKEN, DISK_FULL, TABLE, Bench, FailAt, Killed, Modules, PowerCut, disk_error, same, snapshot
+from statebench import (
+    BROKEN,
+    DISK_FULL,
+    TABLE,
+    Bench,
+    FailAt,
+    Killed,
+    Modules,
+    PowerCut,
+    disk_error,
+    prepare_resume,
+    same,
+    snapshot,
+)
 
 from ptxtrain.engine.checkpoint import Snapshot
 from ptxtrain.engine.durable import Call
@@ -181,7 +194,7 @@ def _restart_killed(bench: Bench, again: FailAt) -> bool:
     """One start that ends at a call; whether it came to that."""
     run = bench.modules.checkpoint.RunDirectory.open(bench.path, bench.modules.durable.Durable(again))
     try:
-        bench.modules.checkpoint.prepare_resume(run, TABLE, note=lambda line: None)
+        prepare_resume(run, note=lambda line: None, modules=bench.modules)
         bench.modules.checkpoint.Saver(run, TABLE, announce=bench.said.append, warn=bench.warned.append)
     except Killed:
         return True
@@ -293,7 +306,7 @@ def resume_sets_aside(modules: Modules, folder: Path) -> None:
     assert modules.checkpoint.list_steps(bench.path) == [1, 2]
     assert bench.warned[-1] == "set step-00000003 aside as .aside-step-00000003-1."
     assert bench.save(3), bench.warned
-    resumed = modules.checkpoint.prepare_resume(bench.run, TABLE, step=1, note=bench.warned.append)
+    resumed = prepare_resume(bench.run, step=1, note=bench.warned.append, modules=modules)
     assert resumed.step == 1 and modules.checkpoint.list_steps(bench.path) == [1]
     assert bench.save(2) and bench.save(3) and bench.restart().step == 3
     aside = [name for name in os.listdir(bench.path / "ckpt") if name.startswith(".aside")]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from statebench import TABLE, Bench, make_run, same, snapshot
+from statebench import TABLE, Bench, make_run, prepare_resume, same, snapshot
 
 from ptxtrain.engine import stepdirs
 from ptxtrain.engine.checkpoint import (
@@ -21,7 +21,7 @@ from ptxtrain.engine.checkpoint import (
     checkpoint_bytes,
     list_steps,
     load,
-    prepare_resume,
+    make_ready,
 )
 from ptxtrain.engine.config import load_preset
 from ptxtrain.engine.durable import Call, Durable
@@ -89,7 +89,7 @@ def test_loading_needs_no_lock_and_changes_nothing(tmp_path: Path) -> None:
 
 def test_a_run_without_a_checkpoint(tmp_path: Path) -> None:
     run = make_run(tmp_path)
-    for call in (lambda: load(run.path, TABLE), lambda: prepare_resume(run, TABLE)):
+    for call in (lambda: load(run.path, TABLE), lambda: prepare_resume(run)):
         with pytest.raises(NoCheckpoint, match="ended before its first save"):
             call()
 
@@ -112,7 +112,7 @@ def test_a_disk_that_does_not_answer_is_no_run_without_checkpoints(
             load(bench.path, TABLE)
         assert not isinstance(caught.value, NoCheckpoint)
         with pytest.raises((PtxtrainError, OSError), match="Input/output error"):
-            prepare_resume(bench.run, TABLE)
+            prepare_resume(bench.run)
     assert list_steps(bench.path) == [1] and load(bench.path, TABLE).step == 1
 
 
@@ -148,7 +148,7 @@ def test_a_link_in_place_of_ckpt_is_refused(tmp_path: Path) -> None:
     (tmp_path / "outside" / ".tmp-00000001-1").mkdir(parents=True)
     (run.path / "ckpt").rmdir()
     (run.path / "ckpt").symlink_to(tmp_path / "outside")
-    for call in (lambda: Saver(run, TABLE), lambda: prepare_resume(run, TABLE)):
+    for call in (lambda: Saver(run, TABLE), lambda: make_ready(run, snapshot(1), ())):
         with pytest.raises(PtxtrainError, match="a directory of the run's own"):
             call()
     assert (tmp_path / "outside" / ".tmp-00000001-1").exists()
@@ -237,7 +237,7 @@ def test_set_aside_steps_go_when_the_run_has_passed_them(tmp_path: Path) -> None
     bench = Bench(tmp_path)
     for step in (1, 2, 3):
         assert bench.save(step)
-    prepare_resume(bench.run, TABLE, step=1, note=bench.warned.append)
+    prepare_resume(bench.run, step=1, note=bench.warned.append)
     ckpt, elsewhere = bench.path / "ckpt", tmp_path / "elsewhere"
     elsewhere.mkdir()
     (elsewhere / "kept").write_text("")

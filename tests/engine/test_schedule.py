@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ptxtrain.engine.config import OptimizerConfig, load_preset
-from ptxtrain.engine.schedule import bias_corrections, learning_rate, lr, warmup_steps
+from ptxtrain.engine.schedule import learning_rate, lr, warmup_steps
 
 TOKENS = 4096  # in a step
 
@@ -90,17 +90,7 @@ def test_a_rate_depends_on_the_step_alone_and_stays_between_its_ends(
         assert rate <= before * (1 + 1e-12) or step - 1 < warmup
 
 
-def test_bias_corrections() -> None:
-    optimizer = OptimizerConfig(lr=1e-3, beta1=0.9, beta2=0.95)
-    assert bias_corrections(1, optimizer) == (1 - 0.9, 1 - 0.95)
-    first, second = bias_corrections(3, optimizer)
-    assert first == pytest.approx(0.271) and second == pytest.approx(1 - 0.857375)
-    assert bias_corrections(10_000, optimizer) == (1.0, 1.0)
-
-
 def test_steps_count_from_one() -> None:
     optimizer = OptimizerConfig(lr=1e-3)
     with pytest.raises(ValueError, match="count from 1"):
         lr(0, optimizer, 10, TOKENS)
-    with pytest.raises(ValueError, match="count from 1"):
-        bias_corrections(0, optimizer)
