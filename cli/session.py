@@ -63,7 +63,7 @@ def start_run(
             )
         with run:
             start = untrained(config, run.info.seed)
-            _train(run, config, dataset, device, start, config.train.steps, numerics, stop)
+            _train(run, config, dataset, device, start, config.train.steps, numerics, stop, new=True)
 
 
 def resume_run(
@@ -205,6 +205,7 @@ def _train(
     numerics: str,
     stop: Stop,
     accepted: Sequence[str] = (),
+    new: bool = False,
 ) -> None:
     from ptxtrain.data.tokenizer import load_tokenizer
     from ptxtrain.engine import session
@@ -226,6 +227,7 @@ def _train(
             stop=stop,
             view=view,
             accepted=accepted,
+            new=new,
         )
     finally:
         view.close()

@@ -16,7 +16,7 @@ import numpy as np
 
 from ptxtrain.data.errors import DataError
 from ptxtrain.data.loader import Loader, Position, ValidationReader, sort_rows
-from ptxtrain.engine.checkpoint import Saver, Snapshot, list_steps
+from ptxtrain.engine.checkpoint import Saver, Snapshot
 from ptxtrain.engine.config import Config
 from ptxtrain.engine.device.base import Device
 from ptxtrain.engine.durable import read_regular
@@ -59,6 +59,7 @@ def train(
     stop: Stop,
     view: View,
     accepted: Sequence[str] = (),  # differences from what `start` was made with, by the names of `identity.KINDS`
+    new: bool = False,  # the run was made just now, and goes again if it cannot begin
 ) -> Outcome:
     """Train from `start` to step `last`, and wait until the newest state is on disk.
 
@@ -96,7 +97,7 @@ def train(
             saver.submit(start)
             return _ended(Outcome(start, False, None, None, None), saver, start, resume)
         except (PtxtrainError, DataError):
-            if start.step == 0 and not list_steps(run.path):
+            if new:
                 metrics.close()
                 _discard(run)
             raise

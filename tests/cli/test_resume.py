@@ -13,7 +13,7 @@ import pytest
 from runs import Done, metrics, ptxtrain
 
 from ptxtrain.data.tokenizer import load_tokenizer
-from ptxtrain.engine import numerics
+from ptxtrain.engine import numerics, preflight
 from ptxtrain.engine.identity import join_numerics, split_numerics
 from ptxtrain.engine.rundir import read_info
 from ptxtrain.engine.step import TrainStep
@@ -173,6 +173,21 @@ def test_the_command_to_go_on_is_one_that_a_shell_takes(
     assert words == ["ptxtrain", "resume", str(path), "--steps", "6", "--data", str(moved)]
     done = ptxtrain(*words[1:])
     assert done.code == 0 and "step 6 of 6" in done.out
+
+
+def test_a_resume_that_cannot_begin_leaves_a_run_without_checkpoints_as_it_was(
+    copy: Path, finished: tuple[Path, Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`train` takes a run away again that it could not begin. One that was killed before its first save has a history."""
+    for step in (copy / "ckpt").iterdir():
+        shutil.rmtree(step)
+    lines = metrics(copy)
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight, "missing", lambda config, device: "there is none")
+        assert "not enough memory" in ptxtrain("resume", copy).line
+    assert metrics(copy)[: len(lines)] == lines
+    done = ptxtrain("resume", copy)
+    assert "starts again from step 0" in done.err and done.digest == finished[1].digest
 
 
 def test_how_many_checkpoints_stay_is_an_option(preset: Path, dataset: Path, tmp_path: Path) -> None:
