@@ -83,8 +83,15 @@ def command(
         train = dataclasses.replace(config.train, way=changed(config.train.way, way))
         config = dataclasses.replace(config, train=train)
     if dry_run:
+        from ptxtrain.cli.session import find_dataset
         from ptxtrain.engine.dryrun import describe
+        from ptxtrain.engine.rundir import refuse_existing
 
+        # What the run itself would refuse at once. Without --data nothing is looked for: the sample corpus may not be made yet.
+        if run_path is not None:
+            refuse_existing(run_path)
+        if data is not None:
+            _, config = find_dataset(config, data)
         needs = describe(config)
         needs["estimate"] = _estimate(config, wanted, threads) if measure else None
         click.echo(json.dumps(needs, indent=2, ensure_ascii=False) if as_json else as_text(needs))

@@ -260,8 +260,9 @@ class Trainer:
     def _not_finite(self, flight: Flight, why: str) -> PtxtrainError:
         return PtxtrainError(
             f"step {flight.number}: {why}; stopped before the update, and nothing of this step is kept. Its batch: "
-            f"{self._locate(flight.number, flight.before)}. Lower optimizer.lr (now {flight.lr:g}), go on without it by "
-            f"--skip-nonfinite {self._guards.skipped + 1}, or look at the data"
+            f"{self._locate(flight.number, flight.before)}. Go on without it by "
+            f"--skip-nonfinite {self._guards.skipped + 1}, look at the data, or start another run with a lower optimizer.lr "
+            f"(here {flight.lr:g})"
         )
 
     def _report(self, flight: Flight, loss: float, grad_norm: float, seconds: float, *, skipped: bool) -> None:

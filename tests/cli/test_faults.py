@@ -75,7 +75,7 @@ def test_steps_that_are_not_finite_may_be_skipped_and_the_bits_survive_a_resume(
     assert line["step"] == 8 and line["loss"] is None
     run = tmp_path / "run"
     stopped = ptxtrain(*argv, "--run", run)
-    assert stopped.code == 1 and "go on without it by --skip-nonfinite 1" in stopped.line
+    assert stopped.code == 1 and "Go on without it by --skip-nonfinite 1" in stopped.line
     resumed = ptxtrain("resume", run, "--skip-nonfinite", 1)
     assert (resumed.code, resumed.digest) == (0, whole.digest)
     again = ptxtrain("resume", shutil.copytree(tmp_path / "whole", tmp_path / "again"), "--step", 10)

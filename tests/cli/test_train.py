@@ -269,6 +269,16 @@ def test_an_unreadable_checkpoint_is_one_line(copy: Path) -> None:
         assert done.code == 1 and "cannot be used" in done.line
 
 
+def test_dry_run_refuses_what_the_run_would(preset: Path, dataset: Path, copy: Path, tmp_path: Path) -> None:
+    dry = ("train", "--preset", preset, "--dry-run", "--no-measure")
+    assert "already holds a run" in ptxtrain(*dry, "--run", copy).line
+    assert "is not a dataset" in ptxtrain(*dry, "--data", tmp_path / "none").line
+    assert "wrong vocabulary" in ptxtrain(*dry, "--data", dataset, "--set", "model.vocab_size=301").line
+    done = ptxtrain(*dry, "--data", dataset, "--run", tmp_path / "new", "--json")
+    assert done.code == 0 and json.loads(done.out)["config"]["data"]["path"] == str(dataset.resolve())
+    assert not (tmp_path / "new").exists()
+
+
 def test_dry_run_prints_what_a_run_needs(preset: Path, tmp_path: Path) -> None:
     dev = ptxtrain("train", "--preset", "dev", "--dry-run", "--no-measure")
     assert dev.code == 0
