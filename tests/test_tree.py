@@ -30,6 +30,12 @@ def _python_files() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
 
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports them by name alone: of two that are called the same, one would not be run."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
+
+
 def _own_imports(path: Path) -> Iterator[tuple[int, str]]:
     """Lines and dotted names of what a file imports of ours, without the leading `ptxtrain.`, inside functions too."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -1,4 +1,4 @@
-"""What must hold in one run with one fault, as functions of a lab: the tests of `test_mutants.py` run each on the tool as it is,
+"""What must hold in one run with one fault, as functions of a lab: `test_mutants_of_the_tool.py` runs each on the tool as it is,
 and on a tool with one line changed, which one of them must not let pass. Each raises AssertionError."""
 
 from __future__ import annotations
