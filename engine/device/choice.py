@@ -181,7 +181,7 @@ def _cpu_facts(device: Device | None, threads: int | None) -> list[tuple[str, st
 
 # How tensor-core products are done on the CPU, and what PTXTRAIN_CPU=portable costs instead (1024 x 1024, measured).
 _PRODUCTS = {
-    "tiles": "matrix tiles; PTXTRAIN_CPU=portable gives the same bits on every machine, large ones take 2.5 times as long",
+    "tiles": "matrix tiles; PTXTRAIN_CPU=portable gives the same bits on every machine, large ones take 4.6 times as long",
     "dot": "the processor's bf16 dot products; PTXTRAIN_CPU=portable gives the same bits on every machine, at half the speed",
     "fma": "f32 multiply-adds, the same bits on every machine",
 }

@@ -10,9 +10,10 @@ from typing import Any
 
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.kit.arrays import Array
-from ptxtrain.engine.kit.contracts import FLOATS, ITEM_SIZES
+from ptxtrain.engine.kit.contracts import FLOATS
 from ptxtrain.engine.kit.core import Argument, Call
 from ptxtrain.engine.ops import dense_attention, flash_attention
+from ptxtrain.engine.ops.checks import ITEM_SIZES
 
 SCRATCH = 256 << 20  # bytes of score matrices that are alive at once, where one key/value head's do not need more
 

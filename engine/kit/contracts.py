@@ -13,7 +13,6 @@ from typing import NoReturn
 from ptxtrain.engine.errors import PtxtrainError
 
 FLOATS = ("f16", "bf16", "f32")
-ITEM_SIZES = {"f16": 2, "bf16": 2, "f32": 4, "i32": 4, "i64": 8}
 LARGEST = 2**31 - 1  # of a size: kernels count in 32 bits
 
 # An axis: a letter, or a number that the axis must be.

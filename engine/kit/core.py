@@ -43,7 +43,8 @@ from ptxtrain.engine.device.choice import VARIABLE, open_device
 from ptxtrain.engine.kernels import Recorder
 from ptxtrain.engine.kit import arrays
 from ptxtrain.engine.kit.arrays import Array, View
-from ptxtrain.engine.kit.contracts import ITEM_SIZES, Axes, Sizes, bind, fail, one_of
+from ptxtrain.engine.kit.contracts import Axes, Sizes, bind, fail, one_of
+from ptxtrain.engine.ops.checks import ITEM_SIZES
 
 _lock = threading.Lock()
 _devices: dict[int | None, Device] = {}

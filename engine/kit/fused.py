@@ -11,8 +11,7 @@ from ptxtrain.engine.kit.arrays import Array
 from ptxtrain.engine.kit.contracts import FLOATS, number
 from ptxtrain.engine.kit.core import Call
 from ptxtrain.engine.ops import norm_gemv
-
-MOST_ROWS = 4
+from ptxtrain.ptx.gemv_spec import MOST_ROWS
 
 
 def fused_rmsnorm_gemv(

@@ -8,7 +8,7 @@ from ptxtrain.engine.device.base import Buffer
 from ptxtrain.engine.errors import PtxtrainError
 from ptxtrain.engine.kernels import Recorder
 
-ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4}
+ITEM_SIZES = {"f32": 4, "bf16": 2, "f16": 2, "i32": 4, "i64": 8}
 
 
 def require(op: str, holds: bool, message: str) -> None:
